@@ -125,7 +125,9 @@ class AttentionBackend(Protocol):
 
     name: ClassVar[str]
 
-    def __init__(self, shapes: Sequence[AttentionShape], block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, shapes: Sequence[AttentionShape], block_size: int, device: torch.device
+    ) -> None:
         """`shapes[i]` is layer i's. Kernel libraries are imported here, not at module import."""
 
     @classmethod

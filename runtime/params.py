@@ -27,7 +27,8 @@ class StructuredOutput:
         given = [f.name for f in fields(self) if getattr(self, f.name) is not None]
         if len(given) != 1:
             raise RequestError(
-                "structured_output", f"give exactly one of json, regex, grammar, choice; got {given or 'none'}"
+                "structured_output",
+                f"give exactly one of json, regex, grammar, choice; got {given or 'none'}",
             )
 
 
@@ -85,13 +86,17 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words"):
             value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value or ()))
+            object.__setattr__(
+                self, name, (value,) if isinstance(value, str) else tuple(value or ())
+            )
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         object.__setattr__(self, "logits_processors", tuple(self.logits_processors or ()))
         if self.allowed_token_ids is not None:
             object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
         if isinstance(self.structured_output, Mapping):
-            object.__setattr__(self, "structured_output", StructuredOutput(**self.structured_output))
+            object.__setattr__(
+                self, "structured_output", StructuredOutput(**self.structured_output)
+            )
         _check_ranges(self)
         _check_texts_and_ids(self)
 
@@ -115,9 +120,20 @@ def _check_ranges(p: SamplingParams) -> None:
     _integer(p, "n", "an integer >= 1", lambda v: v >= 1)
     _integer(p, "top_k", "an integer >= -1 (0 and -1 are off)", lambda v: v >= -1)
     _integer(p, "max_tokens", "an integer >= 1", lambda v: v >= 1)
-    _integer(p, "min_tokens", f"an integer in [0, max_tokens = {p.max_tokens}]", lambda v: 0 <= v <= p.max_tokens)
+    _integer(
+        p,
+        "min_tokens",
+        f"an integer in [0, max_tokens = {p.max_tokens}]",
+        lambda v: 0 <= v <= p.max_tokens,
+    )
     _integer(p, "seed", "an integer in [0, 2**63) or null", lambda v: 0 <= v < 2**63, optional=True)
-    _integer(p, "logprobs", "an integer >= -1 (-1 is the whole vocabulary) or null", lambda v: v >= -1, optional=True)
+    _integer(
+        p,
+        "logprobs",
+        "an integer >= -1 (-1 is the whole vocabulary) or null",
+        lambda v: v >= -1,
+        optional=True,
+    )
     _integer(p, "prompt_logprobs", "an integer >= -1 or null", lambda v: v >= -1, optional=True)
     for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
         if not isinstance(getattr(p, name), bool):
@@ -137,9 +153,13 @@ def _check_texts_and_ids(p: SamplingParams) -> None:
         raise RequestError("allowed_token_ids", "must not be empty: no token could be sampled")
     for token_id, bias in (p.logit_bias or {}).items():
         if not _is_int(token_id) or token_id < 0:
-            raise RequestError("logit_bias", f"keys must be token ids (integers >= 0), got {token_id!r}")
+            raise RequestError(
+                "logit_bias", f"keys must be token ids (integers >= 0), got {token_id!r}"
+            )
         if not _is_number(bias) or not -100 <= bias <= 100:
-            raise RequestError("logit_bias", f"values must be in [-100, 100], got {bias!r} for token {token_id}")
+            raise RequestError(
+                "logit_bias", f"values must be in [-100, 100], got {bias!r} for token {token_id}"
+            )
 
 
 def _number(p: SamplingParams, name: str, allowed: str, accept: Callable[[float], bool]) -> None:
@@ -149,7 +169,11 @@ def _number(p: SamplingParams, name: str, allowed: str, accept: Callable[[float]
 
 
 def _integer(
-    p: SamplingParams, name: str, allowed: str, accept: Callable[[int], bool], optional: bool = False
+    p: SamplingParams,
+    name: str,
+    allowed: str,
+    accept: Callable[[int], bool],
+    optional: bool = False,
 ) -> None:
     value = getattr(p, name)
     if optional and value is None:

@@ -110,5 +110,3 @@ class RequestOutput(NamedTuple):
     finish_reason: FinishReason | None = None
     logprobs: Logprobs | None = None
     prompt_logprobs: list[Logprobs] | None = None
-
-
