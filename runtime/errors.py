@@ -1,7 +1,7 @@
 """Every error that the runtime raises on purpose, in one hierarchy.
 
-For what a user can fix, the message says what is wrong, where (YAML key, CLI flag, request field) and what is allowed.
-`assert` is kept for our own bugs.
+For what a user can fix, the message says what is wrong, where (YAML key, CLI flag, request field)
+and what is allowed. `assert` is kept for our own bugs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class RequestError(StepgraphError, ValueError):
 
 
 class BackendError(StepgraphError):
-    """An attention backend or graph mode that cannot do what was asked; lists every candidate's reason."""
+    """An attention backend or graph mode that cannot do what was asked; lists every candidate's
+    reason."""
 
 
 class StepError(StepgraphError):

@@ -1,4 +1,7 @@
-"""SamplingParams: what one request asks of sampling and stopping. Names and defaults follow vLLM."""
+"""SamplingParams: what one request asks of sampling and stopping.
+
+Names and defaults follow vLLM.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,8 @@ class StructuredOutput:
 
 
 LogitsProcessor = Callable[[Sequence[int], Any], Any]
-"""(token ids so far, logits [V] float32 tensor) -> logits [V]; called once per sampled token of its request."""
+"""(token ids so far, logits [V] float32 tensor) -> logits [V]; called once per sampled token of its
+request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +83,8 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
-        """Make params from a mapping (YAML, JSON); an unknown name is a RequestError with a suggestion."""
+        """Make params from a mapping (YAML, JSON); an unknown name is a RequestError with a
+        suggestion."""
         _check_names(values)
         return cls(**values)
 

@@ -1,4 +1,7 @@
-"""Request: one sequence of tokens and its progress. No tensors, no text."""
+"""Request: one sequence of tokens and its progress.
+
+No tensors, no text.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,9 @@ class FinishReason(str, enum.Enum):
 class Request:
     """One request as scheduler and engine see it.
 
-    `token_ids` holds the prompt and then every generated token; it only grows. The scheduler owns the progress
-    fields; while a request runs, the scheduler's row arrays are ahead of them and they are brought up to date when it
-    leaves its row (preempted, finished).
+    `token_ids` holds the prompt and then every generated token; it only grows. The scheduler owns
+    the progress fields; while a request runs, the scheduler's row arrays are ahead of them and they
+    are brought up to date when it leaves its row (preempted, finished).
     """
 
     request_id: str
@@ -40,8 +43,10 @@ class Request:
     eos_token_ids: tuple[int, ...] = ()
     priority: int = 0
     """Lower runs first under `scheduler.order: priority`; ties by arrival."""
+
     cache_salt: str | None = None
     """Prefix blocks are shared only between requests with an equal salt."""
+
     arrival_s: float = field(default_factory=time.perf_counter)
 
     # progress, owned by the scheduler
@@ -51,13 +56,16 @@ class Request:
     num_computed_tokens: int = field(default=0, init=False)
     num_cached_tokens: int = field(default=0, init=False)
     """Prompt tokens that came from a prefix hit at the first admission (a metric)."""
+
     num_preemptions: int = field(default=0, init=False)
     block_ids: list[int] = field(default_factory=list, init=False)
     block_keys: list[bytes] = field(default_factory=list, init=False)
     """Keys of the full blocks of token_ids, computed once, as far as they were needed."""
+
     finish_reason: FinishReason | None = field(default=None, init=False)
     stop_reason: int | str | None = field(default=None, init=False)
     """The stop token id or stop string that ended it; None for EOS, length, abort, error."""
+
     error: str | None = field(default=None, init=False)
 
     # times, seconds on time.perf_counter's clock

@@ -1,13 +1,16 @@
-"""The data of one step: the only place where scheduler and runner meet. Plain ints and numpy, no tensors.
+"""The data of one step: the only place where scheduler and runner meet.
 
-Shapes: B scheduled requests of the step, S of them that sample a token. A *row* is a place in [0, max_num_seqs) that
-the scheduler gives a request while it runs; the runner keeps its state of the request at the same row.
+Plain ints and numpy, no tensors.
+
+Shapes: B scheduled requests of the step, S of them that sample a token. A *row* is a place in [0,
+max_num_seqs) that the scheduler gives a request while it runs; the runner keeps its state of the
+request at the same row.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,38 +24,53 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class NewRow:
-    """A request that enters a row (first time, or again after a preemption): whole, nothing is assumed known."""
+    """A request that enters a row (first time, or again after a preemption): whole, nothing is
+    assumed known."""
 
     row: int
     request_id: str
     token_ids: list[int]
-    """Every known token: the prompt, then what was generated before a preemption. A copy: it does not grow."""
+    """Every known token: the prompt, then what was generated before a preemption.
+
+    A copy: it does
+    not grow.
+    """
+
     num_prompt_tokens: int
     num_computed_tokens: int
     block_ids: list[int]
     """A copy, with the blocks of this step included."""
+
     params: SamplingParams
     eos_token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """What to run in this step. `rows` is in running order; all arrays are fresh copies, safe to keep or send."""
+    """What to run in this step.
+
+    `rows` is in running order; all arrays are fresh copies, safe to keep or send.
+    """
 
     step_id: int
     rows: IntArray
     """[B]"""
     num_scheduled_tokens: IntArray
-    """[B], each >= 1"""
+    """[B], each >= 1."""
     num_computed_tokens: IntArray
-    """[B], before this step"""
+    """[B], before this step."""
+
     samples: BoolArray
-    """[B], True where the request's known tokens end in this step, so that its logits are needed"""
+    """[B], True where the request's known tokens end in this step, so that its logits are
+    needed."""
+
     freed_rows: tuple[int, ...]
-    """Rows left since the last step (finished, aborted, preempted): dropped before new_rows are added."""
+    """Rows left since the last step (finished, aborted, preempted): dropped before new_rows are
+    added."""
+
     new_rows: tuple[NewRow, ...]
     new_block_ids: tuple[tuple[int, list[int]], ...]
-    """(row, block ids to append) of rows that were known before this step"""
+    """(row, block ids to append) of rows that were known before this step."""
 
     @property
     def num_reqs(self) -> int:
@@ -64,14 +82,16 @@ class SchedulerOutput:
 
 
 class StepShape(NamedTuple):
-    """How the runner ran a step: real and padded sizes, and the graph kind with the reason where it was eager."""
+    """How the runner ran a step: real and padded sizes, and the graph kind with the reason where it
+    was eager."""
 
     num_tokens: int
     num_tokens_padded: int
     num_reqs: int
     num_reqs_padded: int
     kind: str
-    """eager, decode, segmented or ragged"""
+    """Eager, decode, segmented or ragged."""
+
     eager_reason: str = ""
 
 
@@ -79,7 +99,7 @@ class TokenLogprob(NamedTuple):
     token_id: int
     logprob: float
     rank: int
-    """1 is the most likely token"""
+    """1 is the most likely token."""
 
 
 Logprobs = list[TokenLogprob]
@@ -91,14 +111,18 @@ class RunnerOutput:
     """What a step produced."""
 
     token_ids: IntArray
-    """[S], in the order of the rows whose `samples` is True"""
+    """[S], in the order of the rows whose `samples` is True."""
+
     shape: StepShape
     errors: dict[int, str] = field(default_factory=dict)
-    """index into S -> why that request must end (non-finite logits, a processor that raised)"""
+    """Index into S -> why that request must end (non-finite logits, a processor that raised)"""
+
     logprobs: list[Logprobs | None] | None = None
-    """[S], or None where no request of the step asked"""
+    """[S], or None where no request of the step asked."""
+
     prompt_logprobs: dict[int, list[Logprobs]] = field(default_factory=dict)
-    """row -> log-probabilities of the prompt tokens whose predecessors were run in this step, in order"""
+    """Row -> log-probabilities of the prompt tokens whose predecessors were run in this step, in
+    order."""
 
 
 class RequestOutput(NamedTuple):
@@ -107,6 +131,7 @@ class RequestOutput(NamedTuple):
     request: Request
     token_id: int | None
     """The new token; None when the request ended without one (abort, error)."""
+
     finish_reason: FinishReason | None = None
     logprobs: Logprobs | None = None
     prompt_logprobs: list[Logprobs] | None = None

@@ -1,6 +1,9 @@
-"""The configuration's sections: names, types, defaults, and what each means. Settled at the door, never written back.
+"""The configuration's sections: names, types, defaults, and what each means.
 
-Types are strict: "16" is no number and `yes` is no boolean. `auto` is written out where the runtime may choose.
+Settled at the door, never written back.
+
+Types are strict: "16" is no number and `yes` is no boolean. `auto` is written out where the runtime
+may choose.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ class Section(BaseModel):
 
 class ModelConfig(Section):
     path: str = Field(
-        description="Hugging Face folder, a .gguf file, or for dummy weights a folder or config.json"
+        description="Hugging Face folder, .gguf file, or (dummy weights) folder or config.json"
     )
     format: Literal["auto", "hf", "gguf", "dummy"] = "auto"
     tokenizer: str | None = Field(
@@ -119,7 +122,10 @@ class RequestConfig(Section):
 
 
 class RunConfig(RuntimeConfig):
-    """A whole YAML run: the runtime and the work. The file name is the purpose or the hardware."""
+    """A whole YAML run: the runtime and the work.
+
+    The file name is the purpose or the hardware.
+    """
 
     sampling: dict[str, Any] = Field(
         default_factory=dict, description="SamplingParams of every request"

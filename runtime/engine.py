@@ -1,0 +1,133 @@
+"""The step loop, on token ids: schedule, execute, update. Nothing here knows text or tensors."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+from runtime.errors import RequestError
+from runtime.observe.stats import StepCounters
+from runtime.request import FinishReason, Request
+from runtime.scheduler import Scheduler
+from runtime.step import RequestOutput, RunnerOutput, SchedulerOutput
+
+log = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    def execute(self, so: SchedulerOutput) -> RunnerOutput:
+        """Run one step."""
+
+
+class Engine:
+    """Owns the scheduler and drives the runner.
+
+    Args:
+        vocab_size: ids at or above it are refused.
+        max_model_len: a prompt of this many tokens or more is refused.
+        check_integrity: check pool and scheduler after every step (slow).
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        check_integrity: bool = False,
+    ) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.counters = StepCounters()
+        self._check_integrity = check_integrity
+        self._unfinished: set[str] = set()
+        self._pending: list[RequestOutput] = []
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestError: naming the field; nothing else is affected.
+        """
+        check_prompt(request.prompt_token_ids, self.vocab_size, self.max_model_len)
+        if request.request_id in self._unfinished:
+            raise RequestError("request_id", f"{request.request_id!r} is already in use")
+        self._unfinished.add(request.request_id)
+        self.scheduler.add(request)
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step; what changed, finished requests included.
+
+        A step that fails ends the requests that were in it with an error; all others go on.
+        """
+        outputs, self._pending = self._pending, []
+        started = time.perf_counter()
+        so = self.scheduler.schedule()
+        if so.num_reqs:
+            outputs += self._run(so, started)
+        if self._check_integrity:
+            self.scheduler.check_integrity()
+        return self._noted(outputs)
+
+    def finish(
+        self,
+        request_ids: Iterable[str],
+        reason: FinishReason = FinishReason.ABORT,
+        stop_reason: int | str | None = None,
+    ) -> list[RequestOutput]:
+        """End requests now, at any moment between two steps; unknown or ended ids are ignored."""
+        return self._noted(self.scheduler.finish(request_ids, reason, stop_reason))
+
+    def has_unfinished(self) -> bool:
+        return bool(self._unfinished)
+
+    def _run(self, so: SchedulerOutput, started: float) -> list[RequestOutput]:
+        try:
+            ro = self.runner.execute(so)
+        except Exception as error:
+            log.exception(
+                "step %d failed; its %d requests end with an error", so.step_id, so.num_reqs
+            )
+            self.counters.failed_steps += 1
+            return self.scheduler.fail_step(so, f"step failed: {type(error).__name__}: {error}")
+        except BaseException:
+            # An interrupt inside a step: leave the scheduler consistent, and let the caller stop.
+            self._pending = self.scheduler.fail_step(so, "interrupted")
+            raise
+        outputs = self.scheduler.update_from_output(so, ro)
+        self.counters.count(ro.shape, time.perf_counter() - started)
+        return outputs
+
+    def _noted(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
+        self._unfinished.difference_update(
+            o.request.request_id for o in outputs if o.finish_reason is not None
+        )
+        return outputs
+
+
+def check_prompt(token_ids: list[int], vocab_size: int, max_model_len: int) -> None:
+    """Refuse a prompt that cannot be served.
+
+    Raises:
+        RequestError: an empty prompt, one of max_model_len tokens or more, ids out of range or not
+        ints.
+    """
+    if not token_ids:
+        raise RequestError("prompt", "must not be empty (0 tokens)")
+    if len(token_ids) >= max_model_len:
+        raise RequestError(
+            "prompt",
+            f"has {len(token_ids)} tokens; at most {max_model_len - 1} fit "
+            f"(max_model_len {max_model_len}, one token at least is generated)",
+        )
+    for position, token_id in enumerate(token_ids):
+        if type(token_id) is not int or not 0 <= token_id < vocab_size:
+            raise RequestError(
+                "token_ids",
+                f"position {position} holds {token_id!r}; ids are integers in [0, {vocab_size})",
+            )
