@@ -1,0 +1,34 @@
+"""No graph and no padding: every step at its exact size."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from attention_backends._interface import Support
+from graphs._interface import Call, Case, GraphKey, Kind, run_in_place
+
+
+class Mode:
+    """Runs the call as it is."""
+
+    name: ClassVar[str] = "eager"
+    kind_of_decode: ClassVar[Kind | None] = Kind.EAGER
+    kind_of_mixed: ClassVar[Kind | None] = Kind.EAGER
+    captures: ClassVar[bool] = False
+
+    @classmethod
+    def examine(cls, case: Case, support: Support, device: torch.device) -> str:
+        """Always able."""
+        return ""
+
+    def capture(self, key: GraphKey, call: Call) -> None:
+        """Nothing is recorded."""
+
+    def run(self, key: GraphKey, call: Call) -> Tensor:
+        return call(run_in_place)
+
+    def close(self) -> None:
+        """Nothing is held."""
