@@ -8,24 +8,35 @@ may choose.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from runtime.config.limits import limit_problems
+from runtime.config.model_path import resolve_model_path
+from runtime.config.problems import Key, Problem, ProblemsError
+from runtime.config.section import Section
+from runtime.config.units import parse_memory
+from runtime.errors import RequestError
+from runtime.params import SamplingParams
 
 Auto = Literal["auto"]
 PositiveInt = Annotated[int, Field(ge=1)]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+ModelPath = Annotated[str, AfterValidator(resolve_model_path)]
+Memory = Annotated[
+    PositiveInt | Auto, BeforeValidator(lambda v: v if v == "auto" else parse_memory(v))
+]
 
 
 class ModelConfig(Section):
-    path: str = Field(
-        description="Hugging Face folder, .gguf file, or (dummy weights) folder or config.json"
+    yaml_key: ClassVar[Key] = ("model",)
+
+    path: ModelPath = Field(
+        description="Hugging Face folder, .gguf file, or (dummy weights) folder or config.json; "
+        "package:NAME/FILE is a file inside an installed Python package"
     )
     format: Literal["auto", "hf", "gguf", "dummy"] = "auto"
-    tokenizer: str | None = Field(
+    tokenizer: ModelPath | None = Field(
         None, description="tokenizer folder or .gguf, where it is not beside the model"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -44,6 +55,8 @@ class ModelConfig(Section):
 
 
 class SchedulerConfig(Section):
+    yaml_key: ClassVar[Key] = ("scheduler",)
+
     policy: Literal["mixed", "prefill_first"] = "mixed"
     order: Literal["fcfs", "priority"] = "fcfs"
     max_num_batched_tokens: PositiveInt = Field(2048, description="token budget of a step")
@@ -60,12 +73,14 @@ class SchedulerConfig(Section):
 
 
 class CacheConfig(Section):
+    yaml_key: ClassVar[Key] = ("cache",)
+
     block_size: PositiveInt | Auto = Field(
         "auto", description="tokens of a KV block; auto: what the backend prefers"
     )
-    memory: PositiveInt | str = Field(
+    memory: Memory = Field(
         "auto",
-        description='bytes of the KV pool: a number, or "4GiB"; auto: a share of what is free',
+        description="bytes of the KV pool: a number, or 4GiB; auto: a share of what is free",
     )
     num_blocks: PositiveInt | None = Field(None, description="usable KV blocks; overrides memory")
     prefix_caching: bool = True
@@ -73,18 +88,31 @@ class CacheConfig(Section):
 
 
 class AttentionConfig(Section):
+    yaml_key: ClassVar[Key] = ("attention",)
+
     backend: str = Field("auto", description="a file name of attention_backends/, or auto")
 
 
 class GraphsConfig(Section):
+    yaml_key: ClassVar[Key] = ("graphs",)
+
     decode: str = Field(
         "auto", description="graph mode of steps with one token a request: a file name of graphs/"
     )
     mixed: str = Field("auto", description="graph mode of every other step")
     sizes: list[int] | Auto = Field("auto", description="token buckets; the maximum is always one")
 
+    @model_validator(mode="after")
+    def _sizes_positive(self) -> GraphsConfig:
+        wrong = [] if self.sizes == "auto" else [n for n in self.sizes if n < 1]
+        if wrong:
+            raise ProblemsError([Problem(("sizes",), f"must be integers >= 1, got {wrong}")])
+        return self
+
 
 class EngineConfig(Section):
+    yaml_key: ClassVar[Key] = ("engine",)
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: PositiveInt | Auto = Field(
         "auto", description="CPU threads of the forward; auto: what the cgroup grants"
@@ -107,9 +135,18 @@ class RuntimeConfig(Section):
     graphs: GraphsConfig = GraphsConfig()
     engine: EngineConfig = EngineConfig()
 
+    @model_validator(mode="after")
+    def _within_limits(self) -> RuntimeConfig:
+        found = limit_problems(self)
+        if found:
+            raise ProblemsError(found)
+        return self
+
 
 class RequestConfig(Section):
     """One entry of a run file's `requests`: exactly one of prompt, chat, token_ids."""
+
+    yaml_key: ClassVar[Key] = ("requests",)
 
     prompt: str | None = None
     chat: list[dict[str, Any]] | None = None
@@ -117,8 +154,20 @@ class RequestConfig(Section):
     sampling: dict[str, Any] = Field(
         default_factory=dict, description="changes to the run's sampling"
     )
-    priority: int = 0
-    cache_salt: str | None = None
+    priority: int = Field(0, description="lower runs first under scheduler.order: priority")
+    cache_salt: str | None = Field(
+        None, description="prefix blocks are shared only between equal salts"
+    )
+
+    @model_validator(mode="after")
+    def _one_input(self) -> RequestConfig:
+        names = ("prompt", "chat", "token_ids")
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"must have exactly one of {', '.join(names)}, got {' and '.join(given) or 'none'}"
+            )
+        return self
 
 
 class RunConfig(RuntimeConfig):
@@ -131,3 +180,32 @@ class RunConfig(RuntimeConfig):
         default_factory=dict, description="SamplingParams of every request"
     )
     requests: list[RequestConfig] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _sampling_valid(self) -> RunConfig:
+        found = _sampling_problems((), self.sampling, {})
+        base = {} if found else self.sampling
+        for index, request in enumerate(self.requests):
+            found += _sampling_problems(("requests", index), request.sampling, base)
+        if found:
+            raise ProblemsError(found)
+        return self
+
+    def runtime_config(self) -> RuntimeConfig:
+        """The part that a Runtime needs, without the work."""
+        return RuntimeConfig(**{name: getattr(self, name) for name in RuntimeConfig.model_fields})
+
+    def params_of(self, request: RequestConfig) -> SamplingParams:
+        """The run's sampling with the request's changes."""
+        return SamplingParams.from_dict({**self.sampling, **request.sampling})
+
+
+def _sampling_problems(prefix: Key, own: dict[str, Any], base: dict[str, Any]) -> list[Problem]:
+    try:
+        SamplingParams.from_dict({**base, **own})
+    except RequestError as error:
+        key = (*prefix, "sampling", error.field)
+        return [Problem(key, str(error).removeprefix(f"{error.field}: "))]
+    except TypeError as error:
+        return [Problem((*prefix, "sampling"), str(error))]
+    return []

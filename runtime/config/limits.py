@@ -1,0 +1,119 @@
+"""Limits that span keys.
+
+Checked at the door for what is written out, and by the engine again once all is known.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runtime.config.problems import Problem, config_error
+
+if TYPE_CHECKING:
+    from runtime.config.schema import RuntimeConfig
+
+
+def blocks_for(max_model_len: int, block_size: int) -> int:
+    """KV blocks of a request of max_model_len tokens; its last token needs no slot."""
+    return max(1, -(-(max_model_len - 1) // block_size))
+
+
+def limit_problems(
+    config: RuntimeConfig,
+    *,
+    max_model_len: int | None = None,
+    block_size: int | None = None,
+    num_blocks: int | None = None,
+) -> list[Problem]:
+    """Contradictions between keys.
+
+    What is not given is taken from the config; what is `auto` there is not checked.
+    """
+    scheduler = config.scheduler
+    found = []
+    if scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
+        found.append(
+            Problem(
+                ("scheduler", "max_num_batched_tokens"),
+                f"must be >= scheduler.max_num_seqs = {scheduler.max_num_seqs} (each running "
+                f"request needs a token of the budget), got {scheduler.max_num_batched_tokens}",
+            )
+        )
+    whole_prompts = _whole_prompts_because(config)
+    if whole_prompts and scheduler.long_prefill_token_threshold:
+        found.append(
+            Problem(
+                ("scheduler", "long_prefill_token_threshold"),
+                f"must be 0 with {whole_prompts}: prompts run whole there, "
+                f"got {scheduler.long_prefill_token_threshold}",
+            )
+        )
+    length = max_model_len or _explicit(config.model.max_model_len)
+    if length is not None:
+        found += _length_problems(
+            config,
+            length,
+            block_size or _explicit(config.cache.block_size),
+            num_blocks or config.cache.num_blocks,
+        )
+    return found
+
+
+def check_limits(
+    config: RuntimeConfig,
+    *,
+    max_model_len: int | None = None,
+    block_size: int | None = None,
+    num_blocks: int | None = None,
+) -> None:
+    """For the engine, once the lengths and the pool are known.
+
+    Args:
+        num_blocks: usable blocks, the reserved ones excluded.
+
+    Raises:
+        ConfigError: naming each key and what is allowed.
+    """
+    found = limit_problems(
+        config, max_model_len=max_model_len, block_size=block_size, num_blocks=num_blocks
+    )
+    if found:
+        raise config_error(found)
+
+
+def _length_problems(
+    config: RuntimeConfig, length: int, block_size: int | None, num_blocks: int | None
+) -> list[Problem]:
+    found = []
+    budget = config.scheduler.max_num_batched_tokens
+    whole_prompts = _whole_prompts_because(config)
+    if whole_prompts and budget < length:
+        found.append(
+            Problem(
+                ("scheduler", "max_num_batched_tokens"),
+                f"must be >= max_model_len = {length} with {whole_prompts} (a prompt runs whole), "
+                f"got {budget}; raise it, lower model.max_model_len, or use policy: mixed with "
+                "chunked_prefill: true",
+            )
+        )
+    if block_size and num_blocks and num_blocks < blocks_for(length, block_size):
+        fits = num_blocks * block_size + 1
+        found.append(
+            Problem(
+                ("model", "max_model_len"),
+                f"must be <= {fits}: the KV pool has {num_blocks} blocks of {block_size} tokens; "
+                f"one request of {length} tokens needs {blocks_for(length, block_size)} blocks; "
+                "lower it, or raise cache.num_blocks or cache.memory",
+            )
+        )
+    return found
+
+
+def _whole_prompts_because(config: RuntimeConfig) -> str:
+    if config.scheduler.policy == "prefill_first":
+        return "scheduler.policy: prefill_first"
+    return "" if config.scheduler.chunked_prefill else "scheduler.chunked_prefill: false"
+
+
+def _explicit(value: int | str) -> int | None:
+    return value if isinstance(value, int) else None

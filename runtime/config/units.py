@@ -1,0 +1,44 @@
+"""Sizes as people write them."""
+
+from __future__ import annotations
+
+import re
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)")
+_POWERS = {"B": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def parse_memory(value: int | str) -> int:
+    """Bytes of `4GiB` (powers of 1024), `4GB` (powers of 1000) or a plain number of bytes.
+
+    Raises:
+        ValueError: it is no size, or not at least one byte.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ValueError(_allowed(value))
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value.strip())
+        if match is None:
+            raise ValueError(_allowed(value))
+        unit = match[2]
+        base = 1024 if unit.endswith("iB") else 1000
+        size = int(float(match[1]) * base ** _POWERS[unit[0]])
+    else:
+        size = value
+    if size < 1:
+        raise ValueError(_allowed(value))
+    return size
+
+
+def format_memory(num_bytes: int) -> str:
+    """`4.0 GiB`: for people, rounded."""
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def _allowed(value: object) -> str:
+    return f'must be bytes >= 1 (a number, or a size such as "512MiB" or "4GiB"), got {value!r}'
