@@ -1,0 +1,59 @@
+"""BlockHasher: the key of a full block, a hash over its parent's key, its token ids and what else
+changes K/V.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Sequence
+
+import xxhash
+
+from runtime.errors import ConfigError
+
+HASHES: dict[str, Callable[[bytes], bytes]] = {
+    "xxh3_128": lambda data: xxhash.xxh3_128_digest(data),
+    "sha256": lambda data: hashlib.sha256(data).digest(),
+}
+ROOT_KEY = b""
+"""Stands for the parent of a first block."""
+
+
+def frame(*parts: bytes) -> bytes:
+    """Joins parts so that no two different lists of parts give the same bytes: each after its
+    length (uint32).
+    """
+    return b"".join([struct.pack("<I", len(part)) + part for part in parts])
+
+
+def encode_extra_keys(cache_salt: str | None) -> bytes:
+    """The extra keys of a request's first block; those of any other block are empty.
+
+    No salt and an empty salt differ.
+    """
+    return b"" if cache_salt is None else frame(b"cache_salt", cache_salt.encode())
+
+
+class BlockHasher:
+    """Keys for blocks of one size by one hash.
+
+    Raises:
+        ConfigError: for an unknown hash name.
+    """
+
+    def __init__(self, block_size: int, hash_name: str) -> None:
+        if hash_name not in HASHES:
+            raise ConfigError(f"cache.hash: unknown {hash_name!r}; allowed: {', '.join(HASHES)}")
+        self.block_size = block_size
+        self._digest = HASHES[hash_name]
+        self._pack = struct.Struct(f"<{block_size}i").pack
+
+    def pack(self, token_ids: Sequence[int], index: int) -> bytes:
+        """The token ids of full block `index`, as bytes of little-endian int32."""
+        start = index * self.block_size
+        return self._pack(*token_ids[start : start + self.block_size])
+
+    def key(self, parent_key: bytes, tokens: bytes, extra: bytes) -> bytes:
+        """The key of one block: `tokens` from `pack`, `extra` from `encode_extra_keys`."""
+        return self._digest(frame(parent_key, tokens, extra))
