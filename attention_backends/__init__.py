@@ -1,0 +1,45 @@
+"""Attention backends, one file each, one contract (`_interface.py`).
+
+A file without a leading underscore is a backend: its name is its YAML name, it exports its class as
+`Backend`, and it is imported only when it is asked for or when `auto` looks for an able one.
+"""
+
+from attention_backends._choose import (
+    BackendChoiceError,
+    Choice,
+    backend_names,
+    choose_backend,
+    examine_all,
+)
+from attention_backends._interface import (
+    NULL_BLOCK,
+    NUM_RESERVED_BLOCKS,
+    TRASH_BLOCK,
+    AttentionBackend,
+    AttentionBatch,
+    AttentionShape,
+    Bucket,
+    GraphSupport,
+    LayerKV,
+    Plan,
+    Support,
+)
+
+__all__ = [
+    "NULL_BLOCK",
+    "NUM_RESERVED_BLOCKS",
+    "TRASH_BLOCK",
+    "AttentionBackend",
+    "AttentionBatch",
+    "AttentionShape",
+    "BackendChoiceError",
+    "Bucket",
+    "Choice",
+    "GraphSupport",
+    "LayerKV",
+    "Plan",
+    "Support",
+    "backend_names",
+    "choose_backend",
+    "examine_all",
+]

@@ -70,6 +70,7 @@ class Support:
     graph: GraphSupport = GraphSupport.NONE
     block_size_multiple: int = 1
     preferred_block_size: int = 16
+    """Told as well where the refused thing is the block size."""
     host_plan: bool = False
     """Needs the host arrays each step (FlashInfer, CPU)"""
     bucketed_kv: bool = False
@@ -141,6 +142,8 @@ class AttentionBackend(Protocol):
     """
 
     name: ClassVar[str]
+    preference: ClassVar[int]
+    """`auto` tries the able ones from the highest down; the reference has 0."""
 
     def __init__(
         self, shapes: Sequence[AttentionShape], block_size: int, device: torch.device
