@@ -1,0 +1,41 @@
+"""Configuration: one schema, read from YAML, environment, flags or Python, checked at the door."""
+
+from runtime.config.limits import blocks_for, check_limits
+from runtime.config.load import environment_name, load_run_config
+from runtime.config.model_path import resolve_model_path
+from runtime.config.provenance import Origin, Provenance
+from runtime.config.schema import (
+    AttentionConfig,
+    CacheConfig,
+    EngineConfig,
+    GraphsConfig,
+    ModelConfig,
+    RequestConfig,
+    RunConfig,
+    RuntimeConfig,
+    SchedulerConfig,
+)
+from runtime.config.section import Section
+from runtime.config.units import format_memory, parse_memory
+
+__all__ = [
+    "AttentionConfig",
+    "CacheConfig",
+    "EngineConfig",
+    "GraphsConfig",
+    "ModelConfig",
+    "Origin",
+    "Provenance",
+    "RequestConfig",
+    "RunConfig",
+    "RuntimeConfig",
+    "SchedulerConfig",
+    "Section",
+    "blocks_for",
+    "check_limits",
+    "environment_name",
+    "format_memory",
+    "load_run_config",
+    "parse_memory",
+    "resolve_model_path",
+]

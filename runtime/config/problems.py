@@ -47,6 +47,11 @@ def config_error(
     for problem in problems:
         where = origin(problem.key) if origin else ""
         lines.append(f"{where}: " * bool(where) + f"{dotted(problem.key)}: {problem.message}")
+    return error_of_lines(lines)
+
+
+def error_of_lines(lines: Sequence[str]) -> ConfigError:
+    """One error that says them all."""
     if len(lines) == 1:
         return ConfigError(lines[0])
     return ConfigError(f"{len(lines)} problems in the configuration:\n  " + "\n  ".join(lines))

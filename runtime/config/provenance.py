@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from runtime.config.problems import Key
@@ -15,9 +16,6 @@ class Origin(NamedTuple):
     where: str
     """`run.yaml:7`, the variable's name or the flag; "" for a default"""
 
-    def __str__(self) -> str:
-        return f"{self.kind} {self.where}".rstrip()
-
 
 DEFAULT = Origin("default", "")
 
@@ -25,26 +23,24 @@ DEFAULT = Origin("default", "")
 class Provenance:
     """Key -> Origin, for every key that something other than the defaults has set."""
 
-    def __init__(self) -> None:
-        self._origins: dict[Key, Origin] = {}
+    def __init__(self, origins: Mapping[Key, Origin]) -> None:
+        self._origins = dict(origins)
 
-    def set(self, key: Key, origin: Origin) -> None:
-        """`key` now comes from there, and with it all that lies below it."""
-        for below in [k for k in self._origins if k[: len(key)] == key]:
-            del self._origins[below]
-        self._origins[key] = origin
-
-    def refine(self, key: Key, origin: Origin) -> None:
-        """A closer place inside a value that was set as a whole, such as the item of a list."""
+    def replace(self, key: Key, origin: Origin) -> None:
+        """The value of `key` now comes from there, with all that lies inside it."""
+        for inside in [k for k in self._origins if k[: len(key)] == key]:
+            del self._origins[inside]
         self._origins[key] = origin
 
     def of(self, key: Key) -> Origin:
-        """The origin of a value; what lies inside a value has its origin."""
-        for length in range(len(key), 0, -1):
-            if key[:length] in self._origins:
-                return self._origins[key[:length]]
-        return DEFAULT
+        return self._origins.get(key, DEFAULT)
 
     def place(self, key: Key) -> str:
-        """The prefix of an error message: `run.yaml:7`; "" where it is a default."""
-        return self.of(key).where
+        """Where an error about the key is mended, such as `run.yaml:7`.
+
+        For a key that nobody set, where its section is or the file begins; "" without a file.
+        """
+        for length in range(len(key), -1, -1):
+            if key[:length] in self._origins:
+                return self._origins[key[:length]].where
+        return ""

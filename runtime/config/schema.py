@@ -28,6 +28,26 @@ Memory = Annotated[
 ]
 
 
+def _sampling_problems(values: dict[str, Any]) -> list[Problem]:
+    try:
+        SamplingParams.from_dict(values)
+    except RequestError as error:
+        return [Problem((error.field,), str(error).removeprefix(f"{error.field}: "))]
+    except TypeError as error:
+        return [Problem((), str(error))]
+    return []
+
+
+def _check_sampling(values: dict[str, Any]) -> dict[str, Any]:
+    found = _sampling_problems(values)
+    if found:
+        raise ProblemsError(found)
+    return values
+
+
+Sampling = Annotated[dict[str, Any], AfterValidator(_check_sampling)]
+
+
 class ModelConfig(Section):
     yaml_key: ClassVar[Key] = ("model",)
 
@@ -151,9 +171,7 @@ class RequestConfig(Section):
     prompt: str | None = None
     chat: list[dict[str, Any]] | None = None
     token_ids: list[int] | None = None
-    sampling: dict[str, Any] = Field(
-        default_factory=dict, description="changes to the run's sampling"
-    )
+    sampling: Sampling = Field(default_factory=dict, description="changes to the run's sampling")
     priority: int = Field(0, description="lower runs first under scheduler.order: priority")
     cache_salt: str | None = Field(
         None, description="prefix blocks are shared only between equal salts"
@@ -176,17 +194,17 @@ class RunConfig(RuntimeConfig):
     The file name is the purpose or the hardware.
     """
 
-    sampling: dict[str, Any] = Field(
-        default_factory=dict, description="SamplingParams of every request"
-    )
+    sampling: Sampling = Field(default_factory=dict, description="SamplingParams of every request")
     requests: list[RequestConfig] = Field(default_factory=list)
 
     @model_validator(mode="after")
-    def _sampling_valid(self) -> RunConfig:
-        found = _sampling_problems((), self.sampling, {})
-        base = {} if found else self.sampling
+    def _changes_valid(self) -> RunConfig:
+        found = []
         for index, request in enumerate(self.requests):
-            found += _sampling_problems(("requests", index), request.sampling, base)
+            for problem in _sampling_problems({**self.sampling, **request.sampling}):
+                found.append(
+                    Problem(("requests", index, "sampling", *problem.key), problem.message)
+                )
         if found:
             raise ProblemsError(found)
         return self
@@ -198,14 +216,3 @@ class RunConfig(RuntimeConfig):
     def params_of(self, request: RequestConfig) -> SamplingParams:
         """The run's sampling with the request's changes."""
         return SamplingParams.from_dict({**self.sampling, **request.sampling})
-
-
-def _sampling_problems(prefix: Key, own: dict[str, Any], base: dict[str, Any]) -> list[Problem]:
-    try:
-        SamplingParams.from_dict({**base, **own})
-    except RequestError as error:
-        key = (*prefix, "sampling", error.field)
-        return [Problem(key, str(error).removeprefix(f"{error.field}: "))]
-    except TypeError as error:
-        return [Problem((*prefix, "sampling"), str(error))]
-    return []

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq, TaggedScalar
 from ruamel.yaml.constructor import DuplicateKeyError
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.scalarbool import ScalarBoolean
 from ruamel.yaml.scalarfloat import ScalarFloat
 from ruamel.yaml.scalarint import ScalarInt
@@ -48,7 +48,7 @@ def read_yaml(path: str) -> Document:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     root = _load(text, path)
     if root is None:
-        return Document({}, {})
+        return Document({}, {(): 1})
     if not isinstance(root, CommentedMap):
         raise ConfigError(f"{path}: must be a mapping of sections (model:, scheduler:, ...)")
     lines: dict[Key, int] = {}
@@ -75,7 +75,7 @@ def _load(text: str, where: str) -> Any:
         except MarkedYAMLError as error:
             what = ", ".join(str(part) for part in (error.context, error.problem) if part)
             raise ConfigError(f"{where}:{_line(error)}: no valid YAML: {what}") from None
-        except (YAMLError, ValueError) as error:
+        except Exception as error:  # the library leaks other kinds on strange input
             what = " ".join(str(error).split())
             raise ConfigError(f"{where}: no valid YAML: {what}") from None
 
