@@ -1,0 +1,80 @@
+"""Scores seen through the maxima of small blocks of ids: the arg-max and the top of a row without a sort of the row.
+
+Shapes: n rows, V ids, BLOCK ids per block, C candidates.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+BLOCK = 64
+HEAD_BLOCKS = 64
+"""How many blocks make the head of a row; at least so many of its largest scores are exact in it."""
+
+
+class Head(NamedTuple):
+    """The candidates of some rows, in ascending order of their ids."""
+
+    scores: Tensor
+    """[n, C] float32"""
+    block_ids: Tensor
+    """[n, C // BLOCK]; candidates after these blocks are the ids of the tail"""
+    bound: Tensor
+    """[n] no id that is left out has a score above this; -inf where none is left out"""
+    tail_start: int
+
+    def ids(self, places: Tensor) -> Tensor:
+        """[n] places in [0, C) -> [n] ids."""
+        in_blocks = self.block_ids.shape[1] * BLOCK
+        block = (places // BLOCK).clamp(max=self.block_ids.shape[1] - 1)
+        if not in_blocks:
+            return places
+        ids = self.block_ids.gather(1, block[:, None])[:, 0] * BLOCK + places % BLOCK
+        return torch.where(places < in_blocks, ids, self.tail_start + places - in_blocks)
+
+
+class BlockedScores:
+    """Scores [n, V] (any float dtype, rows may be strided; never written to) with their block maxima.
+
+    Attributes:
+        max: [n] float32, NaN where a row holds a NaN.
+    """
+
+    def __init__(self, scores: Tensor, *, head_blocks: int = HEAD_BLOCKS) -> None:
+        self.scores = scores
+        self.num_blocks = scores.shape[1] // BLOCK
+        self.tail_start = self.num_blocks * BLOCK
+        self.head_blocks = head_blocks
+        self._blocks = scores[:, : self.tail_start].unflatten(1, (self.num_blocks, BLOCK))
+        self._tail = scores[:, self.tail_start :]
+        parts = [self._blocks.amax(-1)] if self.num_blocks else []
+        if self._tail.shape[1]:
+            parts.append(self._tail.amax(-1, keepdim=True))
+        self._block_max = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        self.max = self._block_max.amax(-1).float()
+
+    def argmax(self) -> Tensor:
+        """[n] the id of the largest score, the lowest one where several are equal."""
+        first = self._block_max.argmax(-1, keepdim=True) * BLOCK
+        ids = first + torch.arange(BLOCK, device=first.device)
+        ids.clamp_(max=self.scores.shape[1] - 1)
+        inside = self.scores.gather(1, ids).argmax(-1, keepdim=True)
+        return ids.gather(1, inside)[:, 0]
+
+    def head(self, index: Tensor) -> Head:
+        """The blocks of the rows `index` [m] that have the largest maxima, and the tail."""
+        maxima = self._block_max[index, : self.num_blocks]
+        if self.num_blocks > self.head_blocks:
+            top = maxima.topk(self.head_blocks + 1)
+            block_ids = top.indices[:, :-1].sort().values
+            bound = top.values[:, -1].float()
+        else:
+            block_ids = torch.arange(self.num_blocks, device=index.device).expand(len(index), -1)
+            bound = torch.full((len(index),), -torch.inf, device=index.device)
+        scores = self._blocks[index[:, None], block_ids].flatten(1)
+        if self._tail.shape[1]:
+            scores = torch.cat([scores, self._tail[index]], 1)
+        return Head(scores.float(), block_ids, bound, self.tail_start)
