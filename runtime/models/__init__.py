@@ -1,0 +1,22 @@
+"""Models: described cheaply (`read_spec`, no torch), or built and filled (`load_model`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from runtime.models._load import load_model, read_spec
+from runtime.models._spec import ModelSpec
+
+if TYPE_CHECKING:
+    from runtime.models._loaded import LoadedModel
+
+__all__ = ["LoadedModel", "ModelSpec", "load_model", "read_spec"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import torch only for those who ask for a name that needs it."""
+    if name == "LoadedModel":
+        from runtime.models._loaded import LoadedModel
+
+        return LoadedModel
+    raise AttributeError(name)

@@ -1,0 +1,194 @@
+"""Converting a GGUF file, once, into a folder of 16- or 32-bit safetensors in the disk cache.
+
+The result is a Hugging Face checkpoint, so loading has one path. It is published whole or not at
+all (runtime/disk_cache.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from runtime.config.schema import ModelConfig
+from runtime.disk_cache import cache_folder_of, is_whole, publish_folder
+from runtime.errors import ModelError
+from runtime.models._checkpoint import INDEX_FILE, SINGLE_FILE
+from runtime.models._gguf import (
+    ROPE_FACTORS_TENSOR,
+    GgufHeader,
+    TensorInfo,
+    gguf_config,
+    read_header,
+)
+from runtime.models._spec import ModelSpec
+
+CONVERTER_VERSION = 1
+"""Raise it when the same file would convert to something else."""
+
+SHARD_BYTES = 512 << 20
+_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
+_OS_ERROR = re.compile(r"os error (\d+)")
+_log = logging.getLogger(__name__)
+
+
+def converted_folder(path: Path, config: ModelConfig, spec: ModelSpec) -> Path:
+    """The folder with the file's weights in the spec's type, converted now if it is not there.
+
+    Raises:
+        ModelError: the file is cut short or holds something unsupported, or the disk is full.
+        ConfigError: the cache cannot be written.
+    """
+    folder = cache_folder_of(path, config) / f"weights-v{CONVERTER_VERSION}-{spec.dtype}"
+    if is_whole(folder):
+        return folder
+    header = read_header(path)
+    _check_tensors(header)
+    started = time.perf_counter()
+    _log.info("converting %s to %s in %s", path, spec.dtype, folder)
+    publish_folder(
+        folder, lambda into: _write(header, spec, into), needed_bytes=int(spec.weight_bytes * 1.01)
+    )
+    _log.info("converted in %.1f s", time.perf_counter() - started)
+    return folder
+
+
+def _write(header: GgufHeader, spec: ModelSpec, folder: Path) -> None:
+    config, generation = gguf_config(header)
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": spec.dtype}, indent=1))
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=1))
+    file_of: dict[str, str] = {}
+    shard: dict[str, Tensor] = {}
+    for name, tensor in _tensors(header, getattr(torch, spec.dtype)):
+        shard[name] = tensor
+        if sum(t.nbytes for t in shard.values()) >= SHARD_BYTES:
+            _save(shard, folder, file_of)
+            shard = {}
+    if shard:
+        _save(shard, folder, file_of)
+    if len(set(file_of.values())) == 1:
+        (folder / next(iter(file_of.values()))).rename(folder / SINGLE_FILE)
+    else:
+        (folder / INDEX_FILE).write_text(json.dumps({"weight_map": file_of}, indent=1))
+
+
+def _save(shard: dict[str, Tensor], folder: Path, file_of: dict[str, str]) -> None:
+    name = f"model-{len(set(file_of.values())) + 1:05}.safetensors"
+    try:
+        save_file(shard, folder / name, metadata={"format": "pt"})
+    except SafetensorError as error:
+        code = _OS_ERROR.search(str(error))
+        raise OSError(int(code.group(1)) if code else errno.EIO, str(error)) from error
+    file_of.update(dict.fromkeys(shard, name))
+
+
+def _tensors(header: GgufHeader, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor by its Hugging Face name, dequantised, with rows in Hugging Face's order."""
+    data = np.memmap(header.path, mode="r")
+    prefix = header.metadata["general.architecture"]
+    num_heads = header.metadata[f"{prefix}.attention.head_count"]
+    num_kv_heads = header.metadata.get(f"{prefix}.attention.head_count_kv") or num_heads
+    interleaved = {"attn_q": num_heads, "attn_k": num_kv_heads} if prefix == "llama" else {}
+    for name, info in header.tensors.items():
+        if name == ROPE_FACTORS_TENSOR:
+            continue
+        values = _dequantized(data, info)
+        layer, part, kind = _parsed(name, header)
+        if part in interleaved:
+            values = _to_half_split(values, interleaved[part])
+        renamed = f"{_NAMES[part]}.{kind}"
+        if layer is not None:
+            renamed = f"model.layers.{layer}.{renamed}"
+        yield renamed, torch.from_numpy(values).to(dtype).contiguous()
+
+
+def _dequantized(data: np.ndarray, info: TensorInfo) -> np.ndarray:
+    kind = gguf.GGMLQuantizationType(info.type_id)
+    raw = data[info.offset : info.offset + _num_bytes(info)]
+    if kind in _PLAIN:
+        stored = raw.view(_PLAIN[kind]).reshape(info.shape)
+    else:
+        stored = raw.reshape(gguf.quant_shape_to_byte_shape(info.shape, kind))
+    return np.array(gguf.dequantize(stored, kind), dtype=np.float32, copy=True)
+
+
+_PLAIN = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
+
+
+def _to_half_split(values: np.ndarray, num_heads: int) -> np.ndarray:
+    """Undo llama.cpp's order of q and k rows: pairs (0, 1), (2, 3).. back to (i, i + D/2)."""
+    pairs = values.reshape(num_heads, -1, 2, *values.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
+
+
+def _check_tensors(header: GgufHeader) -> None:
+    """Names, types and extents of every tensor, before anything is written."""
+    size = header.path.stat().st_size
+    for name, info in header.tensors.items():
+        if name != ROPE_FACTORS_TENSOR:
+            _parsed(name, header)
+        _check_type(name, info, header.path)
+        end = info.offset + _num_bytes(info)
+        if end > size:
+            raise ModelError(
+                f"{header.path} is cut short: the tensor {name} ends at byte {end}, the file has "
+                f"{size}; download or copy it again"
+            )
+
+
+def _parsed(name: str, header: GgufHeader) -> tuple[str | None, str, str]:
+    match = _NAME.fullmatch(name)
+    if match is None or match.group(2) not in _NAMES:
+        architecture = header.metadata["general.architecture"]
+        raise ModelError(f"{header.path}: {architecture} has no place for the tensor {name}")
+    return match.group(1), match.group(2), match.group(3)
+
+
+def _check_type(name: str, info: TensorInfo, path: Path) -> None:
+    try:
+        kind = gguf.GGMLQuantizationType(info.type_id)
+        block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+        if kind not in _PLAIN:
+            gguf.dequantize(np.zeros((1, block_bytes), np.uint8), kind)
+    except (ValueError, KeyError, NotImplementedError):
+        raise ModelError(
+            f"{path}: the tensor {name} is stored in type {info.type_id}, which the gguf library "
+            "cannot dequantize; requantize the file, for example to Q8_0 or BF16"
+        ) from None
+    if info.shape[-1] % block:
+        raise ModelError(
+            f"{path}: the tensor {name} has rows of {info.shape[-1]}, no multiple of the {block} "
+            f"of {kind.name}"
+        )
+
+
+def _num_bytes(info: TensorInfo) -> int:
+    block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(info.type_id)]
+    return int(np.prod(info.shape)) // block * block_bytes

@@ -1,0 +1,65 @@
+"""ModelSpec: what the rest of the runtime may know of a model before its weights are read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from runtime.models._rope_spec import RopeSpec
+from runtime.models._weight_map import parameter_shapes
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A decoder's sizes and declared differences, validated; no tensors, no torch."""
+
+    architecture: str
+    """As in the checkpoint's config, such as LlamaForCausalLM."""
+
+    dtype: str
+    """float32, bfloat16 or float16: of weights, activations and KV."""
+
+    vocab_size: int
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    """Tokens that the model was made for: the default of max_model_len."""
+
+    position_limit: int
+    """The largest max_model_len that may be asked for."""
+
+    windows: tuple[int | None, ...]
+    """Sliding window of each layer, the token itself included; None is full attention."""
+
+    rms_norm_eps: float
+    rope: RopeSpec
+    tie_embeddings: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    softcap: float = 0.0
+    """tanh soft cap of attention scores; 0 is off."""
+
+    eos_token_ids: tuple[int, ...] = ()
+    generation_defaults: dict[str, Any] = field(default_factory=dict)
+    """The sampling keys that the checkpoint's generation_config.json sets."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all parameters in `dtype`; a tied head counts once."""
+        elements = sum(math.prod(shape) for shape in parameter_shapes(self).values())
+        return elements * DTYPE_BYTES[self.dtype]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of K and V of one token over all layers."""
+        per_layer = 2 * self.num_kv_heads * self.head_dim
+        return self.num_layers * per_layer * DTYPE_BYTES[self.dtype]

@@ -1,0 +1,81 @@
+"""The declared map: the parameters of a decoder, and the rows that each checkpoint tensor fills."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from runtime.models._spec import ModelSpec
+
+
+class Slot(NamedTuple):
+    """Where a checkpoint's tensor belongs: rows [start, start + rows) of a parameter."""
+
+    parameter: str
+    start: int
+    rows: int
+    repeated: bool = False
+    """Each of the rows is the whole tensor (one head norm for all heads)."""
+
+
+def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Every parameter by name; q, k, v and gate, up are fused along their rows."""
+    hidden, inner, head = spec.hidden_size, spec.intermediate_size, spec.head_dim
+    q_rows, heads = spec.num_q_heads * head, spec.num_q_heads + spec.num_kv_heads
+    qkv_rows = q_rows + 2 * spec.num_kv_heads * head
+    shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (spec.vocab_size, hidden)}
+    for layer in range(spec.num_layers):
+        prefix = f"layers.{layer}."
+        shapes[f"{prefix}input_norm.weight"] = (hidden,)
+        shapes[f"{prefix}qkv.weight"] = (qkv_rows, hidden)
+        shapes[f"{prefix}output.weight"] = (hidden, q_rows)
+        shapes[f"{prefix}mlp_norm.weight"] = (hidden,)
+        shapes[f"{prefix}gate_up.weight"] = (2 * inner, hidden)
+        shapes[f"{prefix}down.weight"] = (hidden, inner)
+        if spec.qkv_bias:
+            shapes[f"{prefix}qkv.bias"] = (qkv_rows,)
+        if spec.o_bias:
+            shapes[f"{prefix}output.bias"] = (hidden,)
+        if spec.mlp_bias:
+            shapes[f"{prefix}gate_up.bias"] = (2 * inner,)
+            shapes[f"{prefix}down.bias"] = (hidden,)
+        if spec.qk_norm:
+            shapes[f"{prefix}head_norm.weight"] = (heads, head)
+    shapes["norm.weight"] = (hidden,)
+    if not spec.tie_embeddings:
+        shapes["head.weight"] = (spec.vocab_size, hidden)
+    return shapes
+
+
+def weight_map(spec: ModelSpec) -> dict[str, Slot]:
+    """Each tensor of a Hugging Face checkpoint, and where it belongs."""
+    q_rows, kv_rows = spec.num_q_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    parts = [
+        ("self_attn.q_proj", "qkv", 0, q_rows, spec.qkv_bias),
+        ("self_attn.k_proj", "qkv", q_rows, kv_rows, spec.qkv_bias),
+        ("self_attn.v_proj", "qkv", q_rows + kv_rows, kv_rows, spec.qkv_bias),
+        ("self_attn.o_proj", "output", 0, hidden, spec.o_bias),
+        ("mlp.gate_proj", "gate_up", 0, inner, spec.mlp_bias),
+        ("mlp.up_proj", "gate_up", inner, inner, spec.mlp_bias),
+        ("mlp.down_proj", "down", 0, hidden, spec.mlp_bias),
+        ("input_layernorm", "input_norm", 0, hidden, False),
+        ("post_attention_layernorm", "mlp_norm", 0, hidden, False),
+    ]
+    slots = {"model.embed_tokens.weight": Slot("embedding.weight", 0, spec.vocab_size)}
+    for layer in range(spec.num_layers):
+        source, target = f"model.layers.{layer}.", f"layers.{layer}."
+        for name, parameter, start, rows, has_bias in parts:
+            kinds = ("weight", "bias") if has_bias else ("weight",)
+            for kind in kinds:
+                slots[f"{source}{name}.{kind}"] = Slot(f"{target}{parameter}.{kind}", start, rows)
+        if spec.qk_norm:
+            parameter = f"{target}head_norm.weight"
+            slots[f"{source}self_attn.q_norm.weight"] = Slot(parameter, 0, spec.num_q_heads, True)
+            slots[f"{source}self_attn.k_norm.weight"] = Slot(
+                parameter, spec.num_q_heads, spec.num_kv_heads, True
+            )
+    slots["model.norm.weight"] = Slot("norm.weight", 0, hidden)
+    if not spec.tie_embeddings:
+        slots["lm_head.weight"] = Slot("head.weight", 0, spec.vocab_size)
+    return slots
