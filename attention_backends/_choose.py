@@ -155,7 +155,7 @@ def _examine(
 
 
 def _preference(backend: type[AttentionBackend] | None) -> int:
-    return backend.preference if backend is not None else 0
+    return getattr(backend, "preference", 0)
 
 
 def _because(passed_over: dict[str, str]) -> str:
