@@ -1,0 +1,1 @@
+"""The command line: `stepgraph`, the same as `python -m runtime`. One file per command."""

@@ -61,8 +61,8 @@ def limit_problems(
 
 def check_limits(
     config: RuntimeConfig,
-    *,
     max_model_len: int | None = None,
+    *,
     block_size: int | None = None,
     num_blocks: int | None = None,
 ) -> None:

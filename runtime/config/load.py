@@ -31,7 +31,8 @@ def load_run_config(
     path: str | None,
     sets: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
-    flags: Sequence[tuple[str, Any, str]] = (),
+    overrides: Mapping[str, Any] | None = None,
+    flags: Mapping[str, str] | None = None,
 ) -> tuple[RunConfig, Provenance]:
     """Merge every source, check the whole, and say where each value came from.
 
@@ -39,7 +40,8 @@ def load_run_config(
         path: a YAML file, or None for defaults alone.
         sets: `a.b=value` texts of `--set`, later ones win.
         env: the environment; None is the process's own.
-        flags: (key with dots, value, flag's name) of flags that stand for one key; they win.
+        overrides: dotted key -> value, settled already, such as a flag of its own; they win.
+        flags: dotted key -> the flag that gave an override, for messages.
 
     Raises:
         ConfigError: with every problem found, each with its file and line, variable or flag.
@@ -50,7 +52,7 @@ def load_run_config(
     for key, value, origin in (
         *_from_environment(os.environ if env is None else env),
         *_from_sets(sets),
-        *((tuple(k.split(".")), value, Origin("flag", flag)) for k, value, flag in flags),
+        *_from_overrides(overrides or {}, flags or {}),
     ):
         _merge(values, provenance, key, value, origin)
     try:
@@ -84,6 +86,12 @@ def _merge(
         target = target[part]
     target[key[-1]] = value
     provenance.replace(key, origin)
+
+
+def _from_overrides(overrides: Mapping[str, Any], flags: Mapping[str, str]) -> Iterator[_Setting]:
+    for name, value in overrides.items():
+        where = flags.get(name, f"override {name}")
+        yield tuple(name.split(".")), value, Origin("flag" if name in flags else "override", where)
 
 
 def _from_sets(sets: Sequence[str]) -> Iterator[_Setting]:

@@ -12,7 +12,7 @@ class Origin(NamedTuple):
     """Of one value."""
 
     kind: str
-    """default, yaml, environment or flag"""
+    """default, yaml, environment, flag or override (from Python)"""
     where: str
     """`run.yaml:7`, the variable's name or the flag; "" for a default"""
 

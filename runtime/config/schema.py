@@ -209,10 +209,6 @@ class RunConfig(RuntimeConfig):
             raise ProblemsError(found)
         return self
 
-    def runtime_config(self) -> RuntimeConfig:
-        """The part that a Runtime needs, without the work."""
-        return RuntimeConfig(**{name: getattr(self, name) for name in RuntimeConfig.model_fields})
-
-    def params_of(self, request: RequestConfig) -> SamplingParams:
+    def sampling_of(self, request: RequestConfig) -> dict[str, Any]:
         """The run's sampling with the request's changes."""
-        return SamplingParams.from_dict({**self.sampling, **request.sampling})
+        return {**self.sampling, **request.sampling}

@@ -1,0 +1,129 @@
+"""Runs jobs through a Runtime and tells listeners what happens; an interrupt loses nothing."""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Protocol
+
+from runtime.api import Runtime
+from runtime.cli.work import Job
+from runtime.errors import RequestError, StepError
+from runtime.results import Delta, Result
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a job ended: with a result, or without one and the reason why."""
+
+    job: Job
+    result: Result | None
+    finish_reason: str
+    error: str | None
+
+
+class Listener(Protocol):
+    def on_delta(self, job: Job, delta: Delta) -> None:
+        """A step added something to the job."""
+
+    def on_end(self, ended: Ended) -> None:
+        """The job ended; called once for each job, in the order of their ends."""
+
+
+@dataclass(slots=True)
+class Interrupt:
+    """The signal that asked for an end, as soon as one came."""
+
+    signum: int = 0
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.signum
+
+
+@contextmanager
+def catch_interrupts() -> Iterator[Interrupt]:
+    """Note SIGINT and SIGTERM instead of breaking off inside a step; a second one breaks off."""
+    interrupt = Interrupt()
+
+    def note(signum: int, _: FrameType | None) -> None:
+        if interrupt.signum:
+            raise KeyboardInterrupt
+        interrupt.signum = signum
+
+    before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interrupt
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def drive(
+    runtime: Runtime,
+    jobs: Sequence[Job],
+    listeners: Sequence[Listener],
+    interrupt: Interrupt,
+    *,
+    look_ahead: int | None,
+) -> None:
+    """Run every job to its end, or until the interrupt: then what runs is aborted and reported.
+
+    Args:
+        look_ahead: jobs that are given to the runtime at a time, so that a long input is tokenized
+            as it is needed; None gives all at once, which an order by priority needs.
+    """
+    waiting = deque(jobs)
+    live: dict[str, Job] = {}
+
+    def end(job: Job, result: Result | None, reason: str, error: str | None = None) -> None:
+        for listener in listeners:
+            listener.on_end(Ended(job, result, reason, error))
+
+    while (waiting or live) and not interrupt.signum:
+        while waiting and (look_ahead is None or len(live) < look_ahead):
+            job = waiting.popleft()
+            try:
+                live[_add(runtime, job)] = job
+            except RequestError as error:
+                end(job, None, "error", str(error))
+        _take(runtime, live, listeners)
+        if live and not runtime.has_unfinished():
+            raise StepError(f"the engine stopped with {len(live)} requests unfinished")
+    for request_id in list(live):
+        runtime.abort(request_id)
+    if live:
+        _take(runtime, live, listeners)
+    for job in waiting:
+        end(job, None, "abort")
+
+
+def _add(runtime: Runtime, job: Job) -> str:
+    if job.request is None:
+        raise RequestError("input", job.error or "no request")
+    return runtime.add_request(
+        job.request.prompt,
+        chat=job.request.chat,
+        token_ids=job.request.token_ids,
+        params=job.sampling,
+        priority=job.request.priority,
+        cache_salt=job.request.cache_salt,
+    )
+
+
+def _take(runtime: Runtime, live: dict[str, Job], listeners: Sequence[Listener]) -> None:
+    """One step, and what it changed."""
+    for delta in runtime.step():
+        job = live[delta.request_id]
+        for listener in listeners:
+            listener.on_delta(job, delta)
+        if delta.finished is not None:
+            del live[delta.request_id]
+            result = delta.finished
+            reason = "error" if result.error else result.finish_reason
+            for listener in listeners:
+                listener.on_end(Ended(job, result, reason, result.error))
