@@ -5,6 +5,7 @@ A file here without a leading underscore is a mode; its name is its YAML name.
 
 from graphs._buckets import Buckets
 from graphs._dispatcher import Dispatcher, DispatchStats
+from graphs._graph_set import GraphOptions, GraphSet
 from graphs._interface import (
     Call,
     Case,
@@ -15,11 +16,14 @@ from graphs._interface import (
     Kind,
     run_in_place,
 )
-from graphs._plugins import choose_mode, load_mode, mode_names
+from graphs._plugins import choose_mode, load_mode, mode_names, refusals
+from graphs._report import CaptureRecord, CaptureReport
 
 __all__ = [
     "Buckets",
     "Call",
+    "CaptureRecord",
+    "CaptureReport",
     "Case",
     "Cut",
     "DispatchStats",
@@ -27,9 +31,12 @@ __all__ = [
     "GraphError",
     "GraphKey",
     "GraphMode",
+    "GraphOptions",
+    "GraphSet",
     "Kind",
     "choose_mode",
     "load_mode",
     "mode_names",
+    "refusals",
     "run_in_place",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from attention_backends._interface import Support
+from attention_backends import Support
 from graphs._buckets import (
     Buckets,
     decode_sizes,
@@ -124,7 +124,7 @@ class Dispatcher:
         the largest first."""
         order = [Kind.SEGMENTED, Kind.RAGGED, Kind.DECODE]
         return [
-            GraphKey(kind, size, self._rows(kind, size), kv_class).graph
+            GraphKey(kind, size, self._rows(kind, size), kv_class)
             for kind in order
             for size in reversed(self.buckets(kind).sizes)
             for kv_class in self._classes_of(kind)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from attention_backends._interface import Support
+from attention_backends import Support
+
+if TYPE_CHECKING:
+    from graphs._capture_pool import Resources
+    from graphs._report import CaptureRecord
 
 
 class GraphError(Exception):
@@ -94,9 +98,11 @@ def run_in_place(fn: Callable[..., None], *args: Any) -> None:
 
 
 class GraphMode(Protocol):
-    """How steps of a bucket are run. A file of this package exports its class as `Mode`; the file
-    name is its YAML name. `graphs.GraphSet` makes the modes of a configuration and shares one
-    pool among them."""
+    """How steps of a bucket are run.
+
+    A file of this package exports its class as `Mode`; the file name is its YAML name.
+    `graphs.GraphSet` makes the modes of a configuration, with what they share.
+    """
 
     name: ClassVar[str]
     kind_of_decode: ClassVar[Kind | None]
@@ -106,16 +112,21 @@ class GraphMode(Protocol):
     captures: ClassVar[bool]
     """True where `capture` must be called for each bucket before it can run."""
 
+    def __init__(self, resources: Resources) -> None: ...
+
     @classmethod
     def examine(cls, case: Case, support: Support, device: torch.device) -> str:
         """Why the mode cannot serve the case with this backend on this device; "" where it can."""
 
-    def capture(self, key: GraphKey, call: Call) -> None:
-        """Record the call for the key.
+    def capture(self, key: GraphKey, call: Call) -> CaptureRecord | None:
+        """Record the call for the key; what it cost, None where nothing is recorded.
 
         Raises:
-            GraphError: with the bucket and the reason. The mode must not be used afterwards.
+            GraphError: with the bucket and the reason.
         """
+
+    def has(self, key: GraphKey) -> bool:
+        """Whether the key can be run."""
 
     def run(self, key: GraphKey, call: Call) -> Tensor:
         """Run or replay; [T, hidden], valid until the next run of any key."""

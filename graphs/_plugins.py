@@ -10,7 +10,7 @@ import pkgutil
 import torch
 
 import graphs
-from attention_backends._interface import GraphSupport, Support
+from attention_backends import GraphSupport, Support
 from graphs._interface import Case, GraphError, GraphMode
 
 logger = logging.getLogger(__name__)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from attention_backends._interface import Support
+from attention_backends import Support
 from graphs._interface import Call, Case, GraphKey, Kind, run_in_place
+
+if TYPE_CHECKING:
+    from graphs._capture_pool import Resources
 
 
 class Mode:
@@ -19,6 +22,9 @@ class Mode:
     kind_of_mixed: ClassVar[Kind | None] = Kind.EAGER
     captures: ClassVar[bool] = False
 
+    def __init__(self, resources: Resources | None = None) -> None:
+        """Nothing is needed."""
+
     @classmethod
     def examine(cls, case: Case, support: Support, device: torch.device) -> str:
         """Always able."""
@@ -26,6 +32,9 @@ class Mode:
 
     def capture(self, key: GraphKey, call: Call) -> None:
         """Nothing is recorded."""
+
+    def has(self, key: GraphKey) -> bool:
+        return True
 
     def run(self, key: GraphKey, call: Call) -> Tensor:
         return call(run_in_place)

@@ -1,0 +1,308 @@
+"""Capture without a GPU: the torch ops of a region, run again with the arguments of the capture.
+
+What a real capture makes of a forward is kept: Python runs once, ints are frozen, addresses are
+frozen, memory that dies is reused, and every value of the pool dies at the next replay. What a
+real capture forbids is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphs import _capture_rules, _memory
+from graphs._emulated_pool import EmulatedPool
+from graphs._interface import GraphError
+
+_UNINITIALISED = {
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_permuted",
+    "aten::empty_strided",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+}
+
+
+_CONSTANTS = (Tensor, bool, int, float, complex, str, type(None), torch.dtype, torch.device)
+
+
+class _Op(NamedTuple):
+    func: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    outputs: list[Tensor | None]
+    """where fresh results go; None for results that alias an argument"""
+
+
+class _Static(NamedTuple):
+    """Memory from outside the pool that a region reads or writes."""
+
+    storage: StorageWeakRef
+    data_ptr: int
+    used_by: str
+
+
+class EmulatedPart:
+    """The ops of one region."""
+
+    def __init__(self) -> None:
+        self.ops: list[_Op] = []
+        self.statics: dict[int, _Static] = {}
+
+    def check(self) -> None:
+        for static in self.statics.values():
+            storage = torch.UntypedStorage._new_with_weak_ptr(static.storage.cdata)
+            if storage is None:
+                raise GraphError(
+                    f"memory that {static.used_by} was captured over has been freed: a buffer was "
+                    "replaced instead of being written in place"
+                )
+            if storage.data_ptr() != static.data_ptr:
+                raise GraphError(
+                    f"memory that {static.used_by} was captured over has moved: a buffer was "
+                    "resized instead of being written in place"
+                )
+
+    def replay(self) -> None:
+        for op in self.ops:
+            results = _tensors(op.func(*op.args, **op.kwargs))
+            for output, result in zip(op.outputs, results, strict=True):
+                if output is not None:
+                    output.copy_(result)
+
+    def reset(self) -> None:
+        self.ops.clear()
+        self.statics.clear()
+
+
+class EmulatedRecorder:
+    """Records ops into parts.
+
+    Args:
+        device: where the forward runs; a tensor made elsewhere would be a copy to or from the host.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = EmulatedPool()
+        self._part: EmulatedPart | None = None
+        self._is_paused = False
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[None]:
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_enabled:
+                gc.enable()
+
+    @contextlib.contextmanager
+    def graph(self) -> Iterator[None]:
+        try:
+            with _Calls(self), _Ops(self):
+                yield
+        finally:
+            self._part = None
+        self._refuse_living()
+        self._pool.poison()
+
+    def begin(self) -> None:
+        assert self._part is None, "a region is open"
+        self._part = EmulatedPart()
+
+    def end(self) -> EmulatedPart:
+        assert self._part is not None, "no region is open"
+        part, self._part = self._part, None
+        return part
+
+    def borrow(self, tensor: Tensor) -> Tensor:
+        return _memory.borrow(tensor) if self._pool.owns(tensor) else tensor
+
+    def prepare_replay(self) -> None:
+        """What any earlier replay left in the pool is gone."""
+        self._pool.poison()
+
+    def memory_bytes(self) -> int:
+        return self._pool.num_bytes()
+
+    def reset(self) -> None:
+        self._pool.clear()
+
+    @property
+    def is_recording(self) -> bool:
+        return self._part is not None and not self._is_paused
+
+    def record_opaque(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A function of ours as one op, however it reaches the memory of its arguments.
+
+        Raises:
+            GraphError: an argument is no tensor and no constant, so that it cannot be frozen.
+        """
+        name = f"{func.__module__}.{func.__name__}"
+        for leaf in _leaves((args, kwargs)):
+            if not isinstance(leaf, _CONSTANTS):
+                raise GraphError(
+                    f"{name} inside a captured region is given a {type(leaf).__name__}, which can "
+                    "change after the capture; give it tensors and numbers"
+                )
+        self._is_paused = True
+        try:
+            results = func(*args, **kwargs)
+        finally:
+            self._is_paused = False
+        return self.record(func, name, args, kwargs, results)
+
+    def record(
+        self, func: Callable[..., Any], name: str, args: Any, kwargs: Any, results: Any
+    ) -> Any:
+        """Note an op that has just run; returns its results, fresh ones moved into the pool."""
+        assert self._part is not None
+        inputs = _tensors((args, kwargs))
+        aliased = {_storage_id(tensor) for tensor in inputs}
+        outputs: list[Tensor | None] = []
+
+        def place(result: Tensor) -> Tensor:
+            if _storage_id(result) in aliased:
+                outputs.append(None)
+                return result
+            if result.device.type != self._device.type:
+                raise GraphError(
+                    f"{name} inside a captured region makes a tensor on {result.device}; the "
+                    f"forward runs on {self._device}"
+                )
+            placed = self._pool.take(result, name)
+            if name not in _UNINITIALISED:
+                placed.copy_(result)
+            outputs.append(_memory.borrow(placed))
+            return placed
+
+        frozen_args, frozen_kwargs = _map(lambda t: self._freeze(t, name), (args, kwargs))
+        placed = _map(place, results)
+        if not self._only_aliases(func, outputs) and name not in _UNINITIALISED:
+            self._part.ops.append(_Op(func, frozen_args, frozen_kwargs, outputs))
+        return placed
+
+    @staticmethod
+    def _only_aliases(func: Any, outputs: list[Tensor | None]) -> bool:
+        """A view: its captured results need no work at a replay."""
+        schema = getattr(func, "_schema", None)
+        return (
+            schema is not None
+            and not schema.is_mutable
+            and not any(output is not None for output in outputs)
+        )
+
+    def _freeze(self, tensor: Tensor, name: str) -> Tensor:
+        """The argument as a replay sees it: an address, which keeps nothing alive."""
+        assert self._part is not None
+        if tensor.layout is not torch.strided or tensor.is_mkldnn:
+            return tensor  # opaque weights have no address
+        if self._pool.owns(tensor):
+            return _memory.borrow(tensor)
+        if tensor.dim() == 0:
+            return tensor  # a number that torch wrapped, which nobody else holds
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._part.statics:
+            reference = StorageWeakRef(storage)
+            self._part.statics[key] = _Static(reference, storage.data_ptr(), name)
+        return _memory.borrow(tensor)
+
+    def _refuse_living(self) -> None:
+        living = self._pool.living()
+        if living:
+            gc.collect()
+            living = self._pool.living()
+        if living:
+            raise GraphError(
+                f"tensors made inside the captured forward are still held after it (results of "
+                f"{', '.join(sorted(set(living)))}): replays of other graphs overwrite their "
+                "memory. Make caches before the capture; give tensors that an eager part needs to "
+                "cut as arguments"
+            )
+
+
+class _Calls(TorchFunctionMode):
+    """Sees Python calls into torch, and into functions that announce themselves to it."""
+
+    def __init__(self, recorder: EmulatedRecorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self._recorder.is_recording:
+            return func(*args, **kwargs)
+        _capture_rules.check_call(func)
+        if isinstance(func, types.FunctionType) and not func.__module__.startswith("torch"):
+            return self._recorder.record_opaque(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+class _Ops(TorchDispatchMode):
+    """Sees the ops."""
+
+    def __init__(self, recorder: EmulatedRecorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self._recorder.is_recording:
+            return func(*args, **kwargs)
+        _capture_rules.check_op(func, args, kwargs)
+        results = func(*args, **kwargs)
+        return self._recorder.record(func, func._schema.name, args, kwargs, results)
+
+
+def _map(fn: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """The value with fn applied to every tensor in it."""
+    if isinstance(value, Tensor):
+        return fn(value)
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return value._make(_map(fn, item) for item in value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map(fn, item) for item in value)
+    if isinstance(value, dict):
+        return {key: _map(fn, item) for key, item in value.items()}
+    return value
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """Every tensor in the value, in order."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    _map(note, value)
+    return found
+
+
+def _storage_id(tensor: Tensor) -> int:
+    if tensor.layout is not torch.strided or tensor.is_mkldnn:
+        return id(tensor)
+    return int(tensor.untyped_storage()._cdata)
