@@ -29,6 +29,12 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)
 
 
+def cache_root(config: ModelConfig) -> Path:
+    """model.cache_dir, else the environment's, else ~/.cache/stepgraph; need not exist yet."""
+    root = config.cache_dir or os.environ.get(CACHE_DIR_VARIABLE) or "~/.cache/stepgraph"
+    return Path(root).expanduser()
+
+
 def cache_folder_of(path: str | Path, config: ModelConfig) -> Path:
     """The folder of everything converted from this file; it need not exist yet.
 
@@ -38,8 +44,7 @@ def cache_folder_of(path: str | Path, config: ModelConfig) -> Path:
     Raises:
         ModelError: the file cannot be read.
     """
-    root = config.cache_dir or os.environ.get(CACHE_DIR_VARIABLE) or "~/.cache/stepgraph"
-    return Path(root).expanduser() / "gguf" / _content_hash(Path(path))
+    return cache_root(config) / "gguf" / _content_hash(Path(path))
 
 
 def is_whole(folder: Path) -> bool:

@@ -111,7 +111,7 @@ def _save(shard: dict[str, Tensor], folder: Path, file_of: dict[str, str]) -> No
 
 def _tensors(header: GgufHeader, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Each tensor by its Hugging Face name, dequantised, with rows in Hugging Face's order."""
-    data = np.memmap(header.path, mode="r")
+    data = np.asarray(np.memmap(header.path, mode="r"))
     prefix = header.metadata["general.architecture"]
     num_heads = header.metadata[f"{prefix}.attention.head_count"]
     num_kv_heads = header.metadata.get(f"{prefix}.attention.head_count_kv") or num_heads
@@ -136,7 +136,8 @@ def _dequantized(data: np.ndarray, info: TensorInfo) -> np.ndarray:
         stored = raw.view(_PLAIN[kind]).reshape(info.shape)
     else:
         stored = raw.reshape(gguf.quant_shape_to_byte_shape(info.shape, kind))
-    return np.array(gguf.dequantize(stored, kind), dtype=np.float32, copy=True)
+    values = gguf.dequantize(stored, kind).astype(np.float32, copy=False)
+    return values if values.flags.writeable else values.copy()
 
 
 _PLAIN = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
