@@ -10,6 +10,7 @@ from attention_backends._choose import (
     backend_names,
     choose_backend,
     examine_all,
+    examine_layers,
 )
 from attention_backends._interface import (
     NULL_BLOCK,
@@ -42,4 +43,5 @@ __all__ = [
     "backend_names",
     "choose_backend",
     "examine_all",
+    "examine_layers",
 ]

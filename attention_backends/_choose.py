@@ -29,6 +29,7 @@ class Choice(NamedTuple):
     """An able backend."""
 
     backend: type[AttentionBackend]
+    support: Support
     block_size: int
     passed_over: dict[str, str]
     """Backends that `auto` preferred to this one -> why they cannot serve the model here."""
@@ -83,7 +84,7 @@ def choose_backend(
     if name != "auto":
         answer = _ask(name, shapes, block_size, device)
         if answer.backend is not None and answer.support.ok:
-            return Choice(answer.backend, answer.block_size, {})
+            return Choice(answer.backend, answer.support, answer.block_size, {})
         raise BackendChoiceError(_refusal(name, _ask_all(shapes, block_size, device)))
 
     passed_over: dict[str, str] = {}
@@ -91,7 +92,7 @@ def choose_backend(
     for candidate, answer in answers.items():
         if answer.backend is not None and answer.support.ok:
             log.info("attention backend: %s%s", candidate, _because(passed_over))
-            return Choice(answer.backend, answer.block_size, passed_over)
+            return Choice(answer.backend, answer.support, answer.block_size, passed_over)
         passed_over[candidate] = answer.support.reason
     raise BackendChoiceError(_refusal(name, answers))
 
@@ -112,15 +113,15 @@ def _ask(
         reason = f"cannot be imported: {type(error).__name__}: {error}"
         return _Answer(None, Support(False, reason), block_size or DEFAULT_BLOCK_SIZE)
     if block_size is not None:
-        return _Answer(backend, _examine(backend, shapes, block_size, device), block_size)
-    support = _examine(backend, shapes, DEFAULT_BLOCK_SIZE, device)
+        return _Answer(backend, examine_layers(backend, shapes, block_size, device), block_size)
+    support = examine_layers(backend, shapes, DEFAULT_BLOCK_SIZE, device)
     preferred = support.preferred_block_size
     if preferred != DEFAULT_BLOCK_SIZE:
-        support = _examine(backend, shapes, preferred, device)
+        support = examine_layers(backend, shapes, preferred, device)
     return _Answer(backend, support, preferred)
 
 
-def _examine(
+def examine_layers(
     backend: type[AttentionBackend],
     shapes: Sequence[AttentionShape],
     block_size: int,

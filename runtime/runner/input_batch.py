@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from attention_backends import NULL_BLOCK, TRASH_BLOCK, AttentionBatch
-from graphs._interface import GraphKey, Kind
+from graphs import GraphKey, Kind
 from runtime.runner.buffers import HostViews, InputBuffers
 from runtime.runner.states import RequestStates, slots_of
 from runtime.step import IntArray, SchedulerOutput

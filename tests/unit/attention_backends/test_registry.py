@@ -110,7 +110,7 @@ def test_asking_for_one_that_cannot_lists_every_reason(backends):
     assert "b: able with block size 16" in message
     assert "c: cannot be imported: ImportError: no module named kernel" in message
     assert "d: examine failed: RuntimeError: driver gone" in message
-    assert choose_backend("auto", SHAPES, 16, CPU).passed_over == {}
+    assert choose_backend("auto", SHAPES, 16, CPU).passed_over == {"a": "needs a GPU"}
 
 
 def test_a_file_without_a_backend_class_is_unable(backends, monkeypatch):

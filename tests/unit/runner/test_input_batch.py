@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from attention_backends import NULL_BLOCK, TRASH_BLOCK
-from graphs._interface import GraphKey, Kind
+from graphs import GraphKey, Kind
 from runtime.runner.input_batch import InputBatch, PromptSpan
 from runtime.runner.states import RequestStates
 from tests.unit.runner.helpers import RandomSchedule, make_buffers, new_row, step

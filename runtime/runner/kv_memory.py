@@ -1,0 +1,130 @@
+"""How many KV blocks fit: what the configuration asks for, inside what the machine and the cgroup
+leave free."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import psutil
+import torch
+
+from attention_backends import NUM_RESERVED_BLOCKS
+from runtime.config import RuntimeConfig, blocks_for, format_memory, parse_memory
+from runtime.errors import ConfigError
+from runtime.models import ModelSpec
+
+log = logging.getLogger(__name__)
+
+CPU_SHARE = 0.5
+"""Of the free memory: activations, and whatever else runs on the machine, need the rest."""
+CUDA_SHARE = 0.85
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+def size_kv_pool(
+    config: RuntimeConfig, spec: ModelSpec, block_size: int, device: torch.device
+) -> int:
+    """Usable blocks of the pool, the reserved ones excluded; call it once the weights are loaded.
+
+    `cache.num_blocks`, else `cache.memory`; auto takes a share of the free memory, and no more
+    than `scheduler.max_num_seqs` requests of the longest length can use.
+
+    Raises:
+        ConfigError: not one block fits, or more was asked for than is free.
+    """
+    block_bytes = block_size * spec.kv_bytes_per_token
+    free = free_memory_bytes(device)
+    cache = config.cache
+    if cache.num_blocks is not None:
+        _check_free("num_blocks", (cache.num_blocks + NUM_RESERVED_BLOCKS) * block_bytes, free)
+        return cache.num_blocks
+    if cache.memory == "auto":
+        num_blocks = _auto_blocks(config, spec, block_size, free, device)
+        granted = f"a share of the {format_memory(free)} that are free"
+    else:
+        try:
+            memory = parse_memory(cache.memory)
+        except ValueError as error:
+            raise ConfigError(f"cache.memory: {error}") from None
+        num_blocks = memory // block_bytes - NUM_RESERVED_BLOCKS
+        granted = format_memory(memory)
+        if num_blocks >= 1:
+            _check_free("memory", memory, free)
+    if num_blocks < 1:
+        least = (1 + NUM_RESERVED_BLOCKS) * block_bytes
+        raise ConfigError(
+            f"cache.memory: {granted} hold no usable KV block: a block of {block_size} tokens "
+            f"takes {format_memory(block_bytes)} and {NUM_RESERVED_BLOCKS} are reserved, so at "
+            f"least {least} bytes ({format_memory(least)}) are needed"
+        )
+    log.info(
+        "KV pool: %d blocks of %d tokens, %s",
+        num_blocks,
+        block_size,
+        format_memory((num_blocks + NUM_RESERVED_BLOCKS) * block_bytes),
+    )
+    return num_blocks
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Memory that can still be taken on the device; on the CPU, also within the cgroup's limit."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min([psutil.virtual_memory().available, *cgroup_headrooms()])
+
+
+def cgroup_headrooms(root: Path = CGROUP_ROOT, own: Path = Path("/proc/self/cgroup")) -> list[int]:
+    """Bytes left under each memory limit that binds this process, cgroup v2 or v1; file pages that
+    can be dropped count as free. Empty where there is no limit, or no cgroup."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return []
+    headrooms = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, names = root, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            base = root / "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        folder = base / path.lstrip("/")
+        while True:
+            headroom = _headroom(folder, *names)
+            if headroom is not None:
+                headrooms.append(headroom)
+            if folder == base:
+                break
+            folder = folder.parent
+    return headrooms
+
+
+def _headroom(folder: Path, limit_name: str, usage_name: str, droppable_name: str) -> int | None:
+    try:
+        limit = int((folder / limit_name).read_text())
+        usage = int((folder / usage_name).read_text())
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None  # "max", or a level without the controller
+    return max(0, limit - usage + int(stat.get(droppable_name, 0)))
+
+
+def _auto_blocks(
+    config: RuntimeConfig, spec: ModelSpec, block_size: int, free: int, device: torch.device
+) -> int:
+    share = CUDA_SHARE if device.type == "cuda" else CPU_SHARE
+    fitting = int(free * share) // (block_size * spec.kv_bytes_per_token) - NUM_RESERVED_BLOCKS
+    wanted = config.model.max_model_len
+    longest = wanted if isinstance(wanted, int) else spec.max_position
+    return min(fitting, config.scheduler.max_num_seqs * blocks_for(longest, block_size))
+
+
+def _check_free(key: str, needed: int, free: int) -> None:
+    if needed > free:
+        raise ConfigError(
+            f"cache.{key}: the KV pool would take {format_memory(needed)}, and "
+            f"{format_memory(free)} are free here; lower it, or set cache.memory: auto"
+        )

@@ -1,0 +1,233 @@
+"""ModelRunner: one step on the device, from a SchedulerOutput to its tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attention_backends import (
+    NUM_RESERVED_BLOCKS,
+    AttentionBackend,
+    Bucket,
+    GraphSupport,
+    Plan,
+    examine_layers,
+)
+from graphs import Call, GraphError, GraphKey, GraphSet, Kind
+from runtime.config import RuntimeConfig
+from runtime.errors import BackendError
+from runtime.models import LoadedModel
+from runtime.runner import canary
+from runtime.runner.buffers import InputBuffers
+from runtime.runner.forward import AttentionOutputs, Forward
+from runtime.runner.input_batch import InputBatch
+from runtime.runner.states import RequestStates
+from runtime.sampling import Sampler, SamplerOutput
+from runtime.step import Logprobs, RunnerOutput, SchedulerOutput, StepShape
+
+PROMPT_LOGITS_ROWS = 256
+"""Prompt positions whose logits are made at once: a whole prompt's may not fit in memory."""
+
+
+class ModelRunner:
+    """Owns what lives on the device: the KV pool, the buffers, the captured graphs.
+
+    Args:
+        loaded: the model with its weights.
+        backend: the attention backend's class.
+        max_model_len: most tokens of a request.
+        block_size: tokens of a KV block.
+        num_blocks: usable KV blocks; the reserved ones come on top.
+
+    Raises:
+        BackendError: a graph mode that cannot serve the model here, or whose capture failed.
+    """
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        loaded: LoadedModel,
+        backend: type[AttentionBackend],
+        *,
+        device: torch.device,
+        max_model_len: int,
+        block_size: int,
+        num_blocks: int,
+    ) -> None:
+        scheduler, shapes = config.scheduler, loaded.attention_shapes
+        self._model = loaded.model
+        self._padding_canary = config.engine.padding_canary
+        self._support = examine_layers(backend, shapes, block_size, device)
+        try:
+            self.graphs = GraphSet(
+                config.graphs.decode,
+                config.graphs.mixed,
+                self._support,
+                device,
+                max_num_seqs=scheduler.max_num_seqs,
+                max_num_batched_tokens=scheduler.max_num_batched_tokens,
+                max_model_len=max_model_len,
+                sizes=config.graphs.sizes,
+            )
+        except GraphError as error:
+            raise BackendError(str(error)) from None
+        dispatcher = self.graphs.dispatcher
+        max_tokens = dispatcher.max_tokens_padded
+
+        self.states = RequestStates(scheduler.max_num_seqs, max_model_len, block_size)
+        # a tail request of padding tokens may be longer than any real one
+        max_blocks = -(-max(max_model_len, max_tokens) // block_size)
+        self._buffers = InputBuffers(max_tokens, dispatcher.max_reqs_padded, max_blocks, device)
+        self.sampler = Sampler(loaded.spec.vocab_size, self.states.token_ids, device)
+        self.backend = backend(shapes, block_size, device)
+        self.kv = self.backend.allocate_kv(num_blocks + NUM_RESERVED_BLOCKS)
+        self._outputs = AttentionOutputs(shapes, max_tokens, device)
+        self._captured: dict[GraphKey, Forward] = {}
+        self._capture_graphs(max_model_len)
+
+    @torch.inference_mode()
+    def execute(self, so: SchedulerOutput) -> RunnerOutput:
+        """Run one step.
+
+        A step without requests only follows the freed rows.
+        """
+        self._apply(so)
+        if not so.num_reqs:
+            return RunnerOutput(np.zeros(0, np.int32), StepShape(0, 0, 0, 0, Kind.EAGER.value))
+        key = self.graphs.dispatch(
+            so.num_tokens,
+            so.num_reqs,
+            int(so.num_scheduled_tokens.max()),
+            int((so.num_computed_tokens + so.num_scheduled_tokens).max()),
+        )
+        batch = InputBatch.build(so, self.states, self._buffers, key)
+        shape = _shape_of(batch)
+        self.sampler.prepare(batch.sample_rows, batch.sample_positions)
+        if self._padding_canary and batch.is_padded:
+            hidden, batch = self._run_with_canary(so, batch)
+        else:
+            hidden = self._run(batch)
+        prompt_logprobs = self._prompt_logprobs(hidden, batch)
+        sampled = self._sample(hidden, batch)
+        return RunnerOutput(
+            sampled.token_ids, shape, sampled.errors, sampled.logprobs, prompt_logprobs
+        )
+
+    def close(self) -> None:
+        """Drop the captured graphs."""
+        self.graphs.close()
+
+    def _apply(self, so: SchedulerOutput) -> None:
+        self.states.apply(so)
+        for row in so.freed_rows:
+            self.sampler.drop(row)
+        for new in so.new_rows:
+            self.sampler.add(new)
+
+    def _run(self, batch: InputBatch, poison_from: int | None = None) -> Tensor:
+        """[T, hidden], valid until the next run."""
+        forward = self._captured.get(batch.key.graph)
+        if forward is None:
+            forward = self._forward(batch, self.backend.plan(batch.attention))
+        elif self._has_baked_plan(batch.key):
+            self.backend.refresh(forward.plan, batch.attention)
+        else:
+            forward.plan = self.backend.plan(batch.attention)
+        forward.poison_from = poison_from
+        return self.graphs.run(batch.key, forward)
+
+    def _forward(self, batch: InputBatch, plan: Plan) -> Forward:
+        return Forward(self._model, self.backend, self.kv, self._outputs, batch, plan)
+
+    def _sample(self, hidden: Tensor, batch: InputBatch) -> SamplerOutput:
+        rows, positions = batch.sample_rows, batch.sample_positions
+        if not len(rows):
+            return SamplerOutput(np.zeros(0, np.int32))
+        logits = self._model.compute_logits(hidden.index_select(0, batch.logits_indices))
+        sampled = self.sampler.sample(logits, rows, positions)
+        self.states.write_tokens(rows, positions, sampled.token_ids)
+        return sampled
+
+    def _prompt_logprobs(self, hidden: Tensor, batch: InputBatch) -> dict[int, list[Logprobs]]:
+        found: dict[int, list[Logprobs]] = {}
+        for span in batch.prompt_spans:
+            for offset in range(0, span.count, PROMPT_LOGITS_ROWS):
+                count = min(PROMPT_LOGITS_ROWS, span.count - offset)
+                start, target = span.start + offset, span.first_target + offset
+                logits = self._model.compute_logits(hidden[start : start + count])
+                targets = self.states.token_ids[span.row, target : target + count]
+                found.setdefault(span.row, []).extend(
+                    self.sampler.prompt_logprobs(logits, span.row, targets)
+                )
+        return found
+
+    def _has_baked_plan(self, key: GraphKey) -> bool:
+        """Whether attention is inside the key's captured graph."""
+        needed = {Kind.DECODE: GraphSupport.ONE_TOKEN, Kind.RAGGED: GraphSupport.RAGGED}
+        return key.kind in needed and self._support.graph >= needed[key.kind]
+
+    def _capture_graphs(self, max_model_len: int) -> None:
+        keys = self.graphs.keys_to_capture()
+        if not keys:
+            return
+        baked = [_bucket_of(key) for key in keys if self._has_baked_plan(key)]
+        self.backend.reserve(baked, max_model_len)
+        try:
+            with torch.inference_mode():
+                self.graphs.capture(self._dummy_forward)
+        except GraphError as error:
+            raise BackendError(str(error)) from error
+
+    def _dummy_forward(self, key: GraphKey) -> Call:
+        """The forward over a legal batch of padding alone, kept for the key's replays."""
+        batch = InputBatch.build(_NO_REQUESTS, self.states, self._buffers, key)
+        if self._has_baked_plan(key):
+            plan = self.backend.open_bucket(_bucket_of(key), batch.attention)
+        else:
+            plan = self.backend.plan(batch.attention)
+        forward = self._captured[key.graph] = self._forward(batch, plan)
+        return forward
+
+    def _run_with_canary(self, so: SchedulerOutput, batch: InputBatch) -> tuple[Tensor, InputBatch]:
+        """Run padded and exact, compare, and go on with what the padded run gave."""
+        num_tokens = batch.num_tokens
+        slots = batch.attention.slot_mapping[:num_tokens].clone()
+        for buffer in self._outputs.buffers.values():
+            buffer[num_tokens:] = float("nan")
+        canary.poison_trash(self.kv)
+        padded = canary.Trace(self._run(batch, num_tokens), self.kv, slots)
+        exact_key = GraphKey(Kind.EAGER, num_tokens, batch.num_reqs)
+        exact_batch = InputBatch.build(so, self.states, self._buffers, exact_key)
+        exact = canary.Trace(self._run(exact_batch), self.kv, slots)
+        canary.clear_trash(self.kv)
+        canary.compare(padded, exact, self.kv, f"{batch.key} with {num_tokens} real tokens")
+        return padded.hidden, exact_batch
+
+
+_NO_ROWS = np.zeros(0, np.int32)
+_NO_REQUESTS = SchedulerOutput(
+    step_id=-1,
+    rows=_NO_ROWS,
+    num_scheduled_tokens=_NO_ROWS,
+    num_computed_tokens=_NO_ROWS,
+    samples=np.zeros(0, bool),
+    freed_rows=(),
+    new_rows=(),
+    new_block_ids=(),
+)
+
+
+def _bucket_of(key: GraphKey) -> Bucket:
+    return Bucket(key.kind.value, key.num_tokens, key.num_reqs, key.kv_class)
+
+
+def _shape_of(batch: InputBatch) -> StepShape:
+    return StepShape(
+        num_tokens=batch.num_tokens,
+        num_tokens_padded=batch.num_tokens_padded,
+        num_reqs=batch.num_reqs,
+        num_reqs_padded=batch.num_reqs_padded,
+        kind=batch.key.kind.value,
+        eager_reason=batch.key.eager_reason,
+    )

@@ -1,0 +1,105 @@
+import pytest
+
+from runtime.config import RuntimeConfig
+from runtime.errors import ConfigError
+from runtime.models import read_spec
+from runtime.runner import kv_memory
+from runtime.runner.kv_memory import cgroup_headrooms, size_kv_pool
+from tests.unit.runner.helpers import CPU
+
+BLOCK_BYTES = 4 * 2 * 2 * 8 * 4 * 2  # tokens, K and V, heads, dim, bytes, layers
+
+
+@pytest.fixture
+def size(tiny_path, monkeypatch):
+    def size(free=10**9, max_model_len="auto", max_num_seqs=4, **cache):
+        monkeypatch.setattr(kv_memory, "free_memory_bytes", lambda device: free)
+        config = RuntimeConfig(
+            model={"path": tiny_path, "format": "dummy", "max_model_len": max_model_len},
+            scheduler={"max_num_seqs": max_num_seqs},
+            cache=cache,
+        )
+        return size_kv_pool(config, read_spec(config.model), 4, CPU)
+
+    return size
+
+
+@pytest.mark.case("LD19")
+def test_memory_pays_for_the_reserved_blocks_too(size):
+    assert size(memory=10 * BLOCK_BYTES) == 8
+    assert size(memory=10 * BLOCK_BYTES + BLOCK_BYTES - 1) == 8
+    assert size(memory=3 * BLOCK_BYTES) == 1
+    assert size(memory="1MiB") == (1 << 20) // BLOCK_BYTES - 2
+
+
+def test_num_blocks_is_taken_as_it_is(size):
+    assert size(num_blocks=7) == 7
+    assert size(num_blocks=7, memory="1MiB") == 7
+
+
+def test_auto_takes_a_share_and_no_more_than_all_rows_can_use(size):
+    assert size(free=2 * 22 * BLOCK_BYTES) == 20
+    assert size(free=10**12) == 4 * 16  # 64 positions: 63 slots in 16 blocks
+    assert size(free=10**12, max_model_len=10) == 4 * 3
+
+
+@pytest.mark.case("LD17")
+@pytest.mark.parametrize(
+    ("cache", "free"),
+    [
+        ({"memory": 3 * BLOCK_BYTES - 1}, 10**9),
+        ({"memory": 1}, 10**9),
+        ({}, 0),
+        ({}, 5 * BLOCK_BYTES),
+    ],
+)
+def test_less_than_a_block_is_an_error_that_names_the_need(size, cache, free):
+    with pytest.raises(ConfigError, match=rf"cache\.memory: .*at least {3 * BLOCK_BYTES} bytes"):
+        size(free=free, **cache)
+
+
+@pytest.mark.parametrize("cache", [{"memory": 1000 * BLOCK_BYTES}, {"num_blocks": 1000}])
+def test_more_than_is_free_is_an_error(size, cache):
+    key = next(iter(cache))
+    with pytest.raises(ConfigError, match=rf"cache\.{key}: the KV pool would take .* are free"):
+        size(free=500 * BLOCK_BYTES, **cache)
+
+
+def write_level(folder, limit, usage, droppable, version=2):
+    folder.mkdir(parents=True, exist_ok=True)
+    names = (
+        ("memory.max", "memory.current")
+        if version == 2
+        else (
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+        )
+    )
+    (folder / names[0]).write_text(f"{limit}\n")
+    (folder / names[1]).write_text(f"{usage}\n")
+    key = "inactive_file" if version == 2 else "total_inactive_file"
+    (folder / "memory.stat").write_text(f"anon 5\n{key} {droppable}\n")
+
+
+def test_every_level_of_a_cgroup_binds(tmp_path):
+    own = tmp_path / "own"
+    own.write_text("0::/a/b\n")
+    root = tmp_path / "root"
+    write_level(root / "a" / "b", 1000, 600, 100)
+    write_level(root / "a", 800, 700, 50)
+    write_level(root, "max", 5, 0)
+    assert cgroup_headrooms(root, own) == [500, 150]
+    write_level(root / "a", 800, 900, 0)
+    assert cgroup_headrooms(root, own) == [500, 0]
+
+
+def test_version_1_and_no_cgroup(tmp_path):
+    own = tmp_path / "own"
+    own.write_text("5:cpu:/x\n4:memory,hugetlb:/x\n0::/\n")
+    write_level(tmp_path / "root" / "memory" / "x", 900, 300, 10, version=1)
+    assert cgroup_headrooms(tmp_path / "root", own) == [610]
+    assert cgroup_headrooms(tmp_path / "root", tmp_path / "missing") == []
+
+
+def test_free_memory_here_is_positive():
+    assert kv_memory.free_memory_bytes(CPU) > 0
