@@ -40,6 +40,7 @@ setup(
         "rich>=13",
         "xxhash>=3.4",
         "jinja2>=3.1",
+        "psutil>=5.9",
         "filelock>=3.13",
     ],
     extras_require={

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from runtime.cli.options import add_config_arguments
+from runtime.cli.exit_codes import OK, exit_code_of
+from runtime.cli.options import add_config_arguments, load_config
+
+if TYPE_CHECKING:
+    import torch
+
+    from attention_backends import AttentionShape, Support
+    from runtime.config import RunConfig
+    from runtime.models import ModelSpec
 
 SUMMARY = "say what would run on this machine, and why or why not"
 
@@ -14,4 +25,154 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return 0
+    """Report on the machine, and with a model on it; the exit status is that of `generate`."""
+    from runtime.cli.machine import machine_facts, versions
+    from runtime.errors import StepgraphError
+
+    _section("machine", machine_facts())
+    _section("versions", versions())
+    if args.config is None and args.model is None and not _is_model_set(args.sets):
+        _backends_for_typical_model()
+        print("verdict: no model was given; add --config F.yaml or --model PATH")
+        return OK
+    try:
+        _check_run(load_config(args)[0])
+    except StepgraphError as error:
+        print(f"verdict: cannot run: {error}")
+        return exit_code_of(error)
+    print("verdict: ready")
+    return OK
+
+
+def _check_run(config: RunConfig) -> None:
+    """Everything that opening a Runtime would decide, in the same order, without the weights."""
+    from runtime.build import choose_device, resolve_max_model_len
+    from runtime.models import attention_shapes, read_spec
+    from runtime.runner import choose_backend, size_kv_pool
+
+    device = choose_device(config.engine.device)
+    spec = read_spec(config.model)
+    _section("model", _model_facts(config, spec))
+    shapes = attention_shapes(spec)
+    wanted = config.cache.block_size
+    block_size = wanted if isinstance(wanted, int) else None
+    _print_backends("for this model", shapes, block_size, device)
+    choice = choose_backend(config.attention.backend, shapes, block_size, device)
+    _check_graphs(config, choice.support, device)
+    num_blocks = size_kv_pool(config, spec, choice.block_size, device)
+    length = resolve_max_model_len(config, spec, num_blocks, choice.block_size)
+    _section("KV pool", _pool_facts(spec, choice.block_size, num_blocks, length))
+    _check_memory(spec, choice.block_size, num_blocks, device)
+
+
+def _check_graphs(config: RunConfig, support: Support, device: torch.device) -> None:
+    """Choose both graph modes.
+
+    Raises:
+        BackendError: one cannot serve, with every mode's reason.
+    """
+    from graphs import GraphError, choose_mode
+    from runtime.errors import BackendError
+
+    try:
+        chosen = [
+            (case, choose_mode(getattr(config.graphs, case), case, support, device).name)
+            for case in ("decode", "mixed")
+        ]
+    except GraphError as error:
+        raise BackendError(str(error)) from None
+    _section("graph modes", chosen)
+
+
+def _check_memory(spec: ModelSpec, block_size: int, num_blocks: int, device: torch.device) -> None:
+    """The weights and the pool together must fit in what is free now.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    from attention_backends import NUM_RESERVED_BLOCKS
+    from runtime.config import format_memory
+    from runtime.errors import ConfigError
+    from runtime.runner import free_memory_bytes
+
+    pool = (num_blocks + NUM_RESERVED_BLOCKS) * block_size * spec.kv_bytes_per_token
+    free = free_memory_bytes(device)
+    if spec.weight_bytes + pool > free:
+        raise ConfigError(
+            f"cache.memory: the weights need {format_memory(spec.weight_bytes)} and the KV pool "
+            f"{format_memory(pool)}, but {format_memory(free)} are free on {device}"
+        )
+
+
+def _model_facts(config: RunConfig, spec: ModelSpec) -> Iterable[tuple[str, str]]:
+    from runtime.config import format_memory
+
+    yield "path", config.model.path
+    yield "architecture", f"{spec.architecture}, {spec.dtype}"
+    yield (
+        "sizes",
+        f"{spec.num_layers} layers, hidden {spec.hidden_size}, {spec.num_q_heads} query and "
+        f"{spec.num_kv_heads} KV heads of {spec.head_dim}, vocabulary {spec.vocab_size}",
+    )
+    yield "longest request", f"{spec.max_position} tokens"
+    yield "weights", f"{spec.weight_bytes:,} bytes ({format_memory(spec.weight_bytes)})"
+    yield "KV", f"{spec.kv_bytes_per_token:,} bytes per token"
+
+
+def _pool_facts(
+    spec: ModelSpec, block_size: int, num_blocks: int, length: int
+) -> Iterable[tuple[str, str]]:
+    from attention_backends import NUM_RESERVED_BLOCKS
+    from runtime.config import blocks_for, format_memory
+
+    size = (num_blocks + NUM_RESERVED_BLOCKS) * block_size * spec.kv_bytes_per_token
+    yield "size", f"{size:,} bytes ({format_memory(size)})"
+    yield "blocks", f"{num_blocks:,} usable of {block_size} tokens: {num_blocks * block_size:,}"
+    yield "max_model_len", f"{length:,} tokens"
+    together = num_blocks // blocks_for(length, block_size)
+    yield "at that length", f"{together:,} requests at once"
+
+
+def _backends_for_typical_model() -> None:
+    import torch
+
+    from attention_backends import AttentionShape
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    shape = AttentionShape(32, 8, 128, dtype, dtype, scale=128**-0.5)
+    what = f"for a typical model: 32 query and 8 KV heads of 128, {str(dtype)[6:]}"
+    _print_backends(what, [shape], None, device)
+
+
+def _print_backends(
+    what: str, shapes: list[AttentionShape], block_size: int | None, device: torch.device
+) -> None:
+    from attention_backends import examine_all
+
+    answers = examine_all(shapes, block_size, device)
+    rows = [(name, _answer(support)) for name, support in answers.items()]
+    _section(f"attention backends, {what}, on {device}", rows)
+
+
+def _answer(support: Support) -> str:
+    if not support.ok:
+        return f"unable: {support.reason}"
+    multiple = support.block_size_multiple
+    sizes = "any block size" if multiple == 1 else f"block sizes in multiples of {multiple}"
+    graphs = support.graph.name.lower().replace("_", " ")
+    return f"able: {sizes}, prefers {support.preferred_block_size}; graphs: {graphs}"
+
+
+def _is_model_set(sets: list[str]) -> bool:
+    from runtime.config import environment_name
+
+    named = any(text.startswith("model.path=") for text in sets)
+    return named or environment_name(("model", "path")) in os.environ
+
+
+def _section(title: str, rows: Iterable[tuple[str, str]]) -> None:
+    print(title)
+    for name, fact in rows:
+        print(f"  {name:<18} {fact}")
+    print(flush=True)

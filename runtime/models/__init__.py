@@ -8,15 +8,15 @@ from runtime.models._load import load_model, read_spec
 from runtime.models._spec import ModelSpec
 
 if TYPE_CHECKING:
-    from runtime.models._loaded import LoadedModel
+    from runtime.models._loaded import LoadedModel, attention_shapes
 
-__all__ = ["LoadedModel", "ModelSpec", "load_model", "read_spec"]
+__all__ = ["LoadedModel", "ModelSpec", "attention_shapes", "load_model", "read_spec"]
 
 
 def __getattr__(name: str) -> Any:
     """Import torch only for those who ask for a name that needs it."""
-    if name == "LoadedModel":
-        from runtime.models._loaded import LoadedModel
+    if name in ("LoadedModel", "attention_shapes"):
+        from runtime.models import _loaded
 
-        return LoadedModel
+        return getattr(_loaded, name)
     raise AttributeError(name)
