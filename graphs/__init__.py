@@ -5,7 +5,7 @@ A file here without a leading underscore is a mode; its name is its YAML name.
 
 from graphs._buckets import Buckets
 from graphs._dispatcher import Dispatcher, DispatchStats
-from graphs._graph_set import GraphOptions, GraphSet
+from graphs._graph_set import GraphSet
 from graphs._interface import (
     Call,
     Case,
@@ -16,6 +16,7 @@ from graphs._interface import (
     Kind,
     run_in_place,
 )
+from graphs._options import GraphOptions
 from graphs._plugins import choose_mode, load_mode, mode_names, refusals
 from graphs._report import CaptureRecord, CaptureReport
 

@@ -148,10 +148,15 @@ class CapturePool:
             parts.append(_EagerPart(fn, held))
             recorder.begin()
 
-        with recorder.graph():
-            recorder.begin()
-            output.copy_(call(cut if breaks else run_in_place))
-            parts.append(recorder.end())
+        try:
+            with recorder.graph():
+                recorder.begin()
+                output.copy_(call(cut if breaks else run_in_place))
+                parts.append(recorder.end())
+        except BaseException:
+            for part in parts:
+                part.reset()
+            raise
         output.fill_(float("nan") if output.is_floating_point() else -1)
         return parts
 

@@ -84,6 +84,8 @@ class CudaRecorder:
         """Nothing: a replay needs no preparation."""
 
     def memory_bytes(self) -> int:
+        self._cuda.synchronize(self._device)
+        self._cuda.empty_cache()
         free, total = self._cuda.mem_get_info(self._device)
         return int(total - free)
 

@@ -107,6 +107,7 @@ class Dispatcher:
         padded, reason = self._pad(kind, num_tokens)
         kv_class = 0
         if self._kv_classes and kind in (Kind.DECODE, Kind.RAGGED) and not reason:
+            assert max_seq_len > 0, "the backend bakes a bound of seq_lens"
             kv_class = self._kv_classes.pad(max_seq_len) or 0
             reason = "" if kv_class else ABOVE_KV
         if kind is Kind.EAGER or reason:

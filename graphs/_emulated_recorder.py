@@ -11,15 +11,21 @@ import contextlib
 import gc
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphs import _capture_rules, _memory
+from graphs._emulated_part import (
+    EmulatedPart,
+    Op,
+    leaves_of,
+    storage_id,
+    tensors_of,
+)
 from graphs._emulated_pool import EmulatedPool
 from graphs._interface import GraphError
 
@@ -36,55 +42,6 @@ _UNINITIALISED = {
 _CONSTANTS = (Tensor, bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 
 
-class _Op(NamedTuple):
-    func: Callable[..., Any]
-    args: Any
-    kwargs: Any
-    outputs: list[Tensor | None]
-    """where fresh results go; None for results that alias an argument"""
-
-
-class _Static(NamedTuple):
-    """Memory from outside the pool that a region reads or writes."""
-
-    storage: StorageWeakRef
-    data_ptr: int
-    used_by: str
-
-
-class EmulatedPart:
-    """The ops of one region."""
-
-    def __init__(self) -> None:
-        self.ops: list[_Op] = []
-        self.statics: dict[int, _Static] = {}
-
-    def check(self) -> None:
-        for static in self.statics.values():
-            storage = torch.UntypedStorage._new_with_weak_ptr(static.storage.cdata)
-            if storage is None:
-                raise GraphError(
-                    f"memory that {static.used_by} was captured over has been freed: a buffer was "
-                    "replaced instead of being written in place"
-                )
-            if storage.data_ptr() != static.data_ptr:
-                raise GraphError(
-                    f"memory that {static.used_by} was captured over has moved: a buffer was "
-                    "resized instead of being written in place"
-                )
-
-    def replay(self) -> None:
-        for op in self.ops:
-            results = _tensors(op.func(*op.args, **op.kwargs))
-            for output, result in zip(op.outputs, results, strict=True):
-                if output is not None:
-                    output.copy_(result)
-
-    def reset(self) -> None:
-        self.ops.clear()
-        self.statics.clear()
-
-
 class EmulatedRecorder:
     """Records ops into parts.
 
@@ -96,6 +53,7 @@ class EmulatedRecorder:
         self._device = device
         self._pool = EmulatedPool()
         self._part: EmulatedPart | None = None
+        self._last_part: EmulatedPart | None = None
         self._is_paused = False
 
     @contextlib.contextmanager
@@ -111,10 +69,10 @@ class EmulatedRecorder:
     @contextlib.contextmanager
     def graph(self) -> Iterator[None]:
         try:
-            with _Calls(self), _Ops(self):
+            with _Calls(self), Ops(self):
                 yield
         finally:
-            self._part = None
+            self._part = self._last_part = None
         self._refuse_living()
         self._pool.poison()
 
@@ -124,11 +82,12 @@ class EmulatedRecorder:
 
     def end(self) -> EmulatedPart:
         assert self._part is not None, "no region is open"
-        part, self._part = self._part, None
-        return part
+        self._last_part, self._part = self._part, None
+        return self._last_part
 
     def borrow(self, tensor: Tensor) -> Tensor:
-        return _memory.borrow(tensor) if self._pool.owns(tensor) else tensor
+        assert self._last_part is not None, "only between regions"
+        return self._freeze(tensor, self._last_part, "cut")
 
     def prepare_replay(self) -> None:
         """What any earlier replay left in the pool is gone."""
@@ -151,7 +110,7 @@ class EmulatedRecorder:
             GraphError: an argument is no tensor and no constant, so that it cannot be frozen.
         """
         name = f"{func.__module__}.{func.__name__}"
-        for leaf in _leaves((args, kwargs)):
+        for leaf in leaves_of((args, kwargs)):
             if not isinstance(leaf, _CONSTANTS):
                 raise GraphError(
                     f"{name} inside a captured region is given a {type(leaf).__name__}, which can "
@@ -168,13 +127,14 @@ class EmulatedRecorder:
         self, func: Callable[..., Any], name: str, args: Any, kwargs: Any, results: Any
     ) -> Any:
         """Note an op that has just run; returns its results, fresh ones moved into the pool."""
-        assert self._part is not None
-        inputs = _tensors((args, kwargs))
-        aliased = {_storage_id(tensor) for tensor in inputs}
+        part = self._part
+        assert part is not None, "no region is open"
+        inputs = tensors_of((args, kwargs))
+        aliased = {storage_id(tensor) for tensor in inputs}
         outputs: list[Tensor | None] = []
 
         def place(result: Tensor) -> Tensor:
-            if _storage_id(result) in aliased:
+            if storage_id(result) in aliased:
                 outputs.append(None)
                 return result
             if result.device.type != self._device.type:
@@ -188,10 +148,12 @@ class EmulatedRecorder:
             outputs.append(_memory.borrow(placed))
             return placed
 
-        frozen_args, frozen_kwargs = _map(lambda t: self._freeze(t, name), (args, kwargs))
-        placed = _map(place, results)
+        frozen_args, frozen_kwargs = map_tensors(
+            lambda t: self._freeze(t, part, name), (args, kwargs)
+        )
+        placed = map_tensors(place, results)
         if not self._only_aliases(func, outputs) and name not in _UNINITIALISED:
-            self._part.ops.append(_Op(func, frozen_args, frozen_kwargs, outputs))
+            part.ops.append(Op(func, frozen_args, frozen_kwargs, outputs))
         return placed
 
     @staticmethod
@@ -204,21 +166,9 @@ class EmulatedRecorder:
             and not any(output is not None for output in outputs)
         )
 
-    def _freeze(self, tensor: Tensor, name: str) -> Tensor:
+    def _freeze(self, tensor: Tensor, part: EmulatedPart, name: str) -> Tensor:
         """The argument as a replay sees it: an address, which keeps nothing alive."""
-        assert self._part is not None
-        if tensor.layout is not torch.strided or tensor.is_mkldnn:
-            return tensor  # opaque weights have no address
-        if self._pool.owns(tensor):
-            return _memory.borrow(tensor)
-        if tensor.dim() == 0:
-            return tensor  # a number that torch wrapped, which nobody else holds
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self._part.statics:
-            reference = StorageWeakRef(storage)
-            self._part.statics[key] = _Static(reference, storage.data_ptr(), name)
-        return _memory.borrow(tensor)
+        return _memory.borrow(tensor) if self._pool.owns(tensor) else part.freeze(tensor, name)
 
     def _refuse_living(self) -> None:
         living = self._pool.living()
@@ -251,7 +201,7 @@ class _Calls(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class _Ops(TorchDispatchMode):
+class Ops(TorchDispatchMode):
     """Sees the ops."""
 
     def __init__(self, recorder: EmulatedRecorder) -> None:
@@ -265,44 +215,3 @@ class _Ops(TorchDispatchMode):
         _capture_rules.check_op(func, args, kwargs)
         results = func(*args, **kwargs)
         return self._recorder.record(func, func._schema.name, args, kwargs, results)
-
-
-def _map(fn: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """The value with fn applied to every tensor in it."""
-    if isinstance(value, Tensor):
-        return fn(value)
-    if isinstance(value, tuple) and hasattr(value, "_make"):
-        return value._make(_map(fn, item) for item in value)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_map(fn, item) for item in value)
-    if isinstance(value, dict):
-        return {key: _map(fn, item) for key, item in value.items()}
-    return value
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    """Every tensor in the value, in order."""
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    _map(note, value)
-    return found
-
-
-def _storage_id(tensor: Tensor) -> int:
-    if tensor.layout is not torch.strided or tensor.is_mkldnn:
-        return id(tensor)
-    return int(tensor.untyped_storage()._cdata)

@@ -6,7 +6,6 @@ import gc
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -16,6 +15,7 @@ from attention_backends import Support
 from graphs._capture_pool import Resources, Statics
 from graphs._dispatcher import Dispatcher, DispatchStats
 from graphs._interface import Call, Case, GraphError, GraphKey, GraphMode, Kind, run_in_place
+from graphs._options import GraphOptions, check_equal
 from graphs._plugins import choose_mode, load_mode
 from graphs._report import MIB, CaptureReport
 
@@ -23,25 +23,6 @@ logger = logging.getLogger(__name__)
 
 NOT_CAPTURED = "not captured yet"
 CAPTURE_FAILED = "capture failed"
-
-
-@dataclass(frozen=True, slots=True)
-class GraphOptions:
-    """How graphs are captured, and what is checked while they run."""
-
-    lazy_after: int = 0
-    """0: all buckets are captured before serving; k: each at its k-th use"""
-    num_warm_ups: int = 2
-    check_addresses: bool = False
-    """compare the addresses of the named buffers before each replay"""
-    compare_every: int = 0
-    """run every n-th replay eagerly too and compare; 0 is off"""
-    compare_tolerance: float = 0.0
-    """largest absolute difference that the comparison allows"""
-    before_run: Callable[[GraphKey], None] | None = None
-    """called before each step, such as a canary that poisons padding"""
-    after_run: Callable[[GraphKey, Tensor], None] | None = None
-    """called with the step's [T, hidden]"""
 
 
 class GraphSet:
@@ -256,12 +237,4 @@ class GraphSet:
             return
         with torch.inference_mode():
             expected = call(run_in_place)
-        if torch.allclose(hidden, expected, rtol=0.0, atol=options.compare_tolerance):
-            return
-        wrong = ~torch.isclose(hidden, expected, rtol=0.0, atol=options.compare_tolerance)
-        rows = wrong.flatten(1).any(1).nonzero().flatten().tolist()
-        raise GraphError(
-            f"a replay of {key} differs from the eager forward in {len(rows)} of {len(hidden)} "
-            f"rows, the first is {rows[0]}; largest difference "
-            f"{(hidden - expected).abs().max().item():g}, allowed {options.compare_tolerance:g}"
-        )
+        check_equal(key, hidden, expected, options.compare_tolerance)
