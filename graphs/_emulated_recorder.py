@@ -23,6 +23,7 @@ from graphs._emulated_part import (
     EmulatedPart,
     Op,
     leaves_of,
+    map_tensors,
     storage_id,
     tensors_of,
 )
