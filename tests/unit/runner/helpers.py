@@ -54,9 +54,12 @@ class RandomSchedule:
     """Random legal steps over a pool, as a scheduler could give them: chunks, decodes, finishing,
     preemption with re-entry, rows reused. Knows every token, so that tests can check against it."""
 
-    def __init__(self, seed, *, max_num_seqs=6, max_model_len=40, block_size=4, vocab=50):
+    def __init__(
+        self, seed, *, max_num_seqs=6, max_model_len=40, block_size=4, vocab=50, budget=64
+    ):
         self.rng = np.random.default_rng(seed)
         self.max_model_len, self.block_size, self.vocab = max_model_len, block_size, vocab
+        self.budget = budget
         blocks = max_num_seqs * -(-max_model_len // block_size)
         self.free_blocks = [int(b) for b in self.rng.permutation(blocks) + 2]
         self.free_rows = list(range(max_num_seqs))
@@ -73,12 +76,14 @@ class RandomSchedule:
         known = set(self.running)
         while self.free_rows and (not self.running or rng.random() < 0.4):
             self._enter()
-        scheduled, blocks = [], []
+        scheduled, blocks, budget = [], [], self.budget
         order = [int(r) for r in rng.permutation(sorted(self.running))]
         for row in order:
             request = self.running[row]
             missing = len(request["tokens"]) - request["computed"]
-            count = int(rng.integers(1, missing + 1))
+            later = len(order) - len(scheduled) - 1
+            count = int(rng.integers(1, min(missing, budget - later) + 1))
+            budget -= count
             end = request["computed"] + count
             need = -(-end // self.block_size) - len(request["blocks"])
             taken = [self.free_blocks.pop(0) for _ in range(max(0, need))]
