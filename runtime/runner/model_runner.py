@@ -197,10 +197,10 @@ class ModelRunner:
             buffer[num_tokens:] = float("nan")
         canary.poison_trash(self.kv)
         padded = canary.Trace(self._run(batch, num_tokens), self.kv, slots)
+        canary.clear_trash(self.kv)
         exact_key = GraphKey(Kind.EAGER, num_tokens, batch.num_reqs)
         exact_batch = InputBatch.build(so, self.states, self._buffers, exact_key)
         exact = canary.Trace(self._run(exact_batch), self.kv, slots)
-        canary.clear_trash(self.kv)
         canary.compare(padded, exact, self.kv, f"{batch.key} with {num_tokens} real tokens")
         return padded.hidden, exact_batch
 

@@ -173,12 +173,13 @@ class TestCanary:
         with pytest.raises(StepError, match=r"hidden states of segmented.*differ with padding"):
             self.spoiled(make_runner, spoil)
 
-    def test_reports_a_read_of_the_trash_block(self, make_runner):
+    @pytest.mark.parametrize("mode", ["padded_eager", "emulated"])
+    def test_reports_a_read_of_the_trash_block(self, make_runner, mode):
         def spoil(q, kv, out):
             out[1] += kv.k[TRASH_BLOCK].sum() * 0
 
         with pytest.raises(StepError, match="hidden states"):
-            self.spoiled(make_runner, spoil, "emulated")
+            self.spoiled(make_runner, spoil, mode)
 
     def test_reports_a_write_of_the_null_block(self, make_runner):
         def spoil(q, kv, out):
