@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     import jinja2
 
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
-_GIVEN = ("messages", "tools", "add_generation_prompt")
+_NOT_VARIABLES = (
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "return_dict",
+    "tokenize",
+)
+"""Given otherwise, or options of transformers' that would have no effect here."""
 
 
 class ChatTemplate:
@@ -137,7 +146,7 @@ def _check_tool(tool: Any, where: str) -> dict[str, Any]:
 
 def _check_variables(variables: Mapping[str, Any]) -> None:
     for name in variables:
-        if name in _GIVEN:
+        if name in _NOT_VARIABLES:
             raise RequestError("chat", f"{name} cannot be given as a template variable")
 
 

@@ -61,16 +61,22 @@ class _ByteLevelText:
         return self._stream.finish()
 
 
+_ANCHOR = "a"
+"""Stands for the text so far: what decoders do at the start of a text, they do to it."""
+
+_LONGEST_CONTEXT = 8
+
+
 class _PieceText:
-    """Other vocabularies: a token's text depends on whether text came before it, so each one is
-    decoded behind the last group of pieces that gave text."""
+    """Other vocabularies: a token's text depends on whether text came before it, and for some on
+    the token before it, so each one is decoded behind these."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._runs = ByteRuns(_begun_pieces(tokenizer, prompt_ids))
         self._context: list[str] = []
-        self._context_text = ""
-        self._has_text = False
+        self._context_len = 0
+        """Characters that the context alone decodes to."""
 
     def push(self, ids: list[int]) -> str:
         pieces = self._tokenizer.pieces(ids)
@@ -81,12 +87,12 @@ class _PieceText:
 
     def _add(self, group: list[str]) -> str:
         decode = self._tokenizer.decode_pieces
-        text = decode(self._context + group)[len(self._context_text) :]
+        text = decode(self._context + group)[self._context_len :]
         if text:
-            self._context, self._context_text = group, decode(group)
-            self._has_text = True
-        elif not self._has_text and any(group):
-            # the first pieces may give nothing and yet matter: a space that is stripped only once
+            self._context = [_ANCHOR, *group]
+            self._context_len = len(decode(self._context))
+        elif len(self._context) < _LONGEST_CONTEXT:
+            # a piece may give nothing and yet matter: a space that is stripped, a word's end
             self._context = self._context + group
         return text
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from runtime.errors import ModelError, RequestError
 from runtime.text.chat import ChatTemplate
-from runtime.text.utf8 import ByteRuns, bytes_of_piece
+from runtime.text.utf8 import ByteRuns, byte_of_fallback_piece, bytes_of_piece
 
 if TYPE_CHECKING:
     import tokenizers
@@ -113,18 +113,18 @@ class Tokenizer:
         return self.backend.token_to_id(piece)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token of a byte-level vocabulary adds to the text, maybe part of a
-        character; of another vocabulary, its text when it stands alone."""
+        """The bytes of a token, maybe part of a character; where they depend on the tokens before
+        it, those of the token alone."""
         if token_id not in self._bytes:
             piece = self.piece(token_id)
-            if piece is None:
-                data = b""
-            elif self.is_byte_level:
-                data = bytes_of_piece(piece)
-            else:
-                data = self.decode_pieces([piece]).encode()
-            self._bytes[token_id] = data
+            self._bytes[token_id] = b"" if piece is None else self._bytes_of(piece)
         return self._bytes[token_id]
+
+    def _bytes_of(self, piece: str) -> bytes:
+        if self.is_byte_level:
+            return bytes_of_piece(piece)
+        byte = byte_of_fallback_piece(piece) if self.has_byte_fallback else None
+        return self.decode_pieces([piece]).encode() if byte is None else bytes([byte])
 
     def render_chat(
         self,
