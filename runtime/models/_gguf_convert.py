@@ -71,12 +71,14 @@ def converted_folder(path: Path, config: ModelConfig, spec: ModelSpec) -> Path:
         return folder
     header = read_header(path)
     _check_tensors(header)
-    started = time.perf_counter()
-    _log.info("converting %s to %s in %s", path, spec.dtype, folder)
-    publish_folder(
-        folder, lambda into: _write(header, spec, into), needed_bytes=int(spec.weight_bytes * 1.01)
-    )
-    _log.info("converted in %.1f s", time.perf_counter() - started)
+
+    def write(into: Path) -> None:
+        started = time.perf_counter()
+        _log.info("converting %s to %s in %s", path, spec.dtype, folder)
+        _write(header, spec, into)
+        _log.info("converted in %.1f s", time.perf_counter() - started)
+
+    publish_folder(folder, write, needed_bytes=int(spec.weight_bytes * 1.01))
     return folder
 
 

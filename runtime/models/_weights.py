@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _STORED = (torch.float32, torch.bfloat16, torch.float16)
 _RECOMPUTED = ("rotary_emb.inv_freq", "attention.masked_bias", "attn.masked_bias")
 _TIED_HEAD = "lm_head.weight"
+_log = logging.getLogger(__name__)
 
 
 def fill_from_checkpoint(model: Decoder, checkpoint: Checkpoint) -> None:
@@ -31,6 +33,8 @@ def fill_from_checkpoint(model: Decoder, checkpoint: Checkpoint) -> None:
     for name, slot in slots.items():
         where = f"{checkpoint.folder}: tensor {name}"
         _copy(model.parameters[slot.parameter], slot, checkpoint.tensor(name), where)
+    if model.spec.tie_embeddings and _TIED_HEAD in checkpoint.names:
+        _compare_tied_head(model, checkpoint)
 
 
 def fill_at_random(model: Decoder, seed: int) -> None:
@@ -62,6 +66,17 @@ def _check_names(model: Decoder, checkpoint: Checkpoint, wanted: set[str]) -> No
         raise ModelError(
             f"{checkpoint.folder}: {model.spec.architecture} with this config.json has no place "
             f"for {_listed(unknown)}"
+        )
+
+
+def _compare_tied_head(model: Decoder, checkpoint: Checkpoint) -> None:
+    stored = checkpoint.tensor(_TIED_HEAD).to(model.embedding)
+    if not torch.equal(stored, model.embedding):
+        _log.warning(
+            "%s: the stored %s differs from the embedding and is ignored, since "
+            "tie_word_embeddings is true in config.json",
+            checkpoint.folder,
+            _TIED_HEAD,
         )
 
 
