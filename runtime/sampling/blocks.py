@@ -1,4 +1,4 @@
-"""Scores seen through the maxima of small blocks of ids: the arg-max and the top of a row without a sort of the row.
+"""Scores seen through the maxima of small blocks of ids: a row's top without a sort of the row.
 
 Shapes: n rows, V ids, BLOCK ids per block, C candidates.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 BLOCK = 64
 HEAD_BLOCKS = 64
-"""How many blocks make the head of a row; at least so many of its largest scores are exact in it."""
+"""How many blocks make the head of a row; at least so many of its largest scores are in it."""
 
 
 class Head(NamedTuple):
@@ -35,9 +35,19 @@ class Head(NamedTuple):
         ids = self.block_ids.gather(1, block[:, None])[:, 0] * BLOCK + places % BLOCK
         return torch.where(places < in_blocks, ids, self.tail_start + places - in_blocks)
 
+    def all_ids(self) -> Tensor:
+        """[n, C] the candidates' ids."""
+        inside = torch.arange(BLOCK, device=self.scores.device)
+        ids = (self.block_ids[:, :, None] * BLOCK + inside).flatten(1)
+        num_tail = self.scores.shape[1] - ids.shape[1]
+        tail = self.tail_start + torch.arange(num_tail, device=ids.device)
+        return torch.cat([ids, tail.expand(len(ids), -1)], 1)
+
 
 class BlockedScores:
-    """Scores [n, V] (any float dtype, rows may be strided; never written to) with their block maxima.
+    """Scores [n, V] with the maxima of their blocks; any float dtype, rows may be strided.
+
+    The scores are not copied and never written to.
 
     Attributes:
         max: [n] float32, NaN where a row holds a NaN.
@@ -48,7 +58,7 @@ class BlockedScores:
         self.num_blocks = scores.shape[1] // BLOCK
         self.tail_start = self.num_blocks * BLOCK
         self.head_blocks = head_blocks
-        self._blocks = scores[:, : self.tail_start].unflatten(1, (self.num_blocks, BLOCK))
+        self._blocks = scores[:, : self.tail_start].view(-1, self.num_blocks, BLOCK)
         self._tail = scores[:, self.tail_start :]
         parts = [self._blocks.amax(-1)] if self.num_blocks else []
         if self._tail.shape[1]:

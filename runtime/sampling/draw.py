@@ -1,16 +1,19 @@
 """Random draws: temperature, min-p, top-k and top-p, one uniform number per row.
 
-A token's *gap* is (largest score - its score) / temperature, so its weight is exp(-gap). Tokens are ordered by
-(gap, id), which makes every set below unique: top-k keeps the first k; min-p those with weight >= min_p; top-p the
-shortest prefix of these survivors with at least `top_p` of their mass. One token always survives. The draw inverts
-the distribution function in this order; rows without truncation invert it in the order of ids, which needs no sort.
+A token's *gap* is (largest score - its score) / temperature, so its weight is exp(-gap). Tokens are
+ordered by (gap, id), which makes every set below unique: top-k keeps the first k; min-p those with
+weight >= min_p; top-p the shortest prefix of these survivors with at least `top_p` of their mass.
+One token always survives. The draw inverts the distribution function in this order; rows without
+truncation invert it in the order of ids, which needs no sort.
 
-A row first looks at its head (see `blocks`), whose part below `bound` is exact; only where that does not hold the kept
-set is the whole row sorted. Which way a row goes depends on that row alone, and both give the same token.
+A row first looks at its head (see `blocks`), whose part below `bound` is exact; only where that
+does not hold the kept set is the whole row sorted. Which way a row goes depends on that row alone,
+and both give the same token.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,7 +42,7 @@ class DrawParams:
     uniform: Tensor
     """float64 in (0, 1)"""
 
-    def take(self, index: Tensor) -> DrawParams:
+    def take(self, index: Tensor | slice) -> DrawParams:
         return DrawParams(
             self.temperature[index],
             self.top_k[index],
@@ -63,7 +66,8 @@ def draw_truncated(b: BlockedScores, index: Tensor, p: DrawParams) -> Tensor:
         closed[ask] |= choice.closes_with_mass(bound)[ask]
     tokens = head.ids(choice.draw())
     open_rows = (~closed).nonzero()[:, 0]
-    for part in open_rows.split(_rows_per_chunk(b.scores)):
+    for chunk in row_chunks(b.scores, len(open_rows)):
+        part = open_rows[chunk]
         tokens[part] = _draw_sorted(b, index[part], p.take(part))
     return tokens
 
@@ -118,7 +122,7 @@ class _Prefix:
 def draw_untruncated(b: BlockedScores, index: Tensor, p: DrawParams) -> Tensor:
     """[m] tokens of the rows `index` [m] of `b`, drawn from their whole softmax."""
     out = torch.empty_like(index)
-    for part in torch.arange(len(index), device=index.device).split(_rows_per_chunk(b.scores)):
+    for part in row_chunks(b.scores, len(index)):
         out[part] = _invert_by_id(_weights(b, index[part], p.take(part)), p.uniform[part])
     return out
 
@@ -126,7 +130,7 @@ def draw_untruncated(b: BlockedScores, index: Tensor, p: DrawParams) -> Tensor:
 def survivors_mass(b: BlockedScores, index: Tensor, p: DrawParams) -> Tensor:
     """[m] float64: the weights of whole rows, those beyond `max_gap` left out, summed."""
     out = torch.empty(len(index), dtype=torch.float64, device=index.device)
-    for part in torch.arange(len(index), device=index.device).split(_rows_per_chunk(b.scores)):
+    for part in row_chunks(b.scores, len(index)):
         weights = _weights(b, index[part], p.take(part))
         out[part] = sum_blocks(weights).sum(1, dtype=torch.float64)
     return out
@@ -142,7 +146,7 @@ def _weights(b: BlockedScores, index: Tensor, p: DrawParams) -> Tensor:
 
 
 def _invert_by_id(weights: Tensor, uniform: Tensor) -> Tensor:
-    """weights [m, V] -> [m] ids, by blocks: only the block that the draw falls into is looked at closely."""
+    """weights [m, V] -> [m] ids: first the block that the draw falls into, then the id in it."""
     cum = sum_blocks(weights).cumsum(1, dtype=torch.float64)
     target = uniform[:, None] * cum[:, -1:]
     block = torch.searchsorted(cum, target, right=True)
@@ -150,23 +154,23 @@ def _invert_by_id(weights: Tensor, uniform: Tensor) -> Tensor:
     ids = block * BLOCK + torch.arange(BLOCK, device=weights.device)
     inside = weights.gather(1, ids.clamp(max=weights.shape[1] - 1))
     inside = torch.where(ids < weights.shape[1], inside, 0.0).cumsum(1, dtype=torch.float64)
-    # a block's float32 sum may exceed the sum of its parts by a rounding: then the last one with weight is meant
+    # a block's float32 sum may exceed its parts by a rounding: then its last weight is meant
     last = torch.searchsorted(inside, inside[:, -1:].contiguous())
     place = torch.searchsorted(inside, target - before, right=True)
     return (block * BLOCK + torch.minimum(place, last))[:, 0]
 
 
 def sum_blocks(x: Tensor) -> Tensor:
-    """[m, V] -> [m, ceil(V / BLOCK)] sums of blocks, the same for a row whatever the other rows are."""
+    """[m, V] -> [m, ceil(V / BLOCK)] sums; a row's do not depend on the other rows."""
     whole = x.shape[1] // BLOCK
-    parts = [x[:, : whole * BLOCK].unflatten(1, (whole, BLOCK)).sum(-1)] if whole else []
+    parts = [x[:, : whole * BLOCK].view(-1, whole, BLOCK).sum(-1)] if whole else []
     if x.shape[1] % BLOCK:
         parts.append(x[:, whole * BLOCK :].sum(-1, keepdim=True))
     return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
 
 def sort_rows(x: Tensor) -> Tensor:
-    """Each row in ascending order, values only. numpy's vectorised sort is about ten times torch's on a CPU."""
+    """Each row in ascending order, values only; numpy's sort is vectorised, torch's is not."""
     if x.device.type == "cpu":
         return torch.from_numpy(np.sort(x.numpy(), axis=1))
     return x.sort(1).values
@@ -176,6 +180,8 @@ def _at(x: Tensor, place: Tensor) -> Tensor:
     return x.gather(1, place[:, None])[:, 0]
 
 
-def _rows_per_chunk(scores: Tensor) -> int:
+def row_chunks(scores: Tensor, num_rows: int, scale: int = 1) -> Iterator[slice]:
+    """Slices of [0, num_rows) whose float32 copies fit the scratch, or `scale` times it."""
     limit = CHUNK_BYTES.get(scores.device.type, CHUNK_BYTES_DEFAULT)
-    return max(1, limit // (4 * scores.shape[1]))
+    size = max(1, scale * limit // (4 * scores.shape[1]))
+    return (slice(i, min(i + size, num_rows)) for i in range(0, num_rows, size))

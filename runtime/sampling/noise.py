@@ -1,4 +1,4 @@
-"""Counter-based uniform noise: one number per (seed, position), the same on every device and in every batch."""
+"""Counter-based noise: one uniform number per (seed, position), on any device, in any batch."""
 
 from __future__ import annotations
 

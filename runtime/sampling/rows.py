@@ -1,4 +1,4 @@
-"""What the sampler knows of each request row: numbers in arrays, so that a step takes them by fancy indexing."""
+"""The numbers of each request row, in arrays that a step takes its rows from."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ MAX_TEMPERATURE = 1e30
 class RowTable:
     """Numbers of the rows [max_num_seqs]; a row's values hold from `set` until the next `set`."""
 
+    NO_LOGPROBS = -2
+
     def __init__(self, num_rows: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.is_greedy = np.zeros(num_rows, np.bool_)
@@ -29,9 +31,15 @@ class RowTable:
         self.top_p = np.ones(num_rows, np.float64)
         self.max_gap = np.full(num_rows, np.inf, np.float32)
         self.stream = np.zeros(num_rows, np.uint64)
+        self.logprobs = np.full(num_rows, self.NO_LOGPROBS, np.int64)
+        self.prompt_logprobs = np.full(num_rows, self.NO_LOGPROBS, np.int64)
+        self.is_edited = np.zeros(num_rows, np.bool_)
+        """Whether the row's logits are changed before the temperature, at every position."""
+        self.min_num_tokens = np.zeros(num_rows, np.int64)
+        """Known tokens under which `min_tokens` changes them."""
 
     def set(self, new: NewRow) -> None:
-        """Take a request's params; without a seed its id gives one, so that a preemption changes nothing."""
+        """Take a request's params; without a seed its id gives one, which a preemption keeps."""
         p, row = new.params, new.row
         top_k = effective_top_k(p, self.vocab_size)
         self.is_greedy[row] = p.is_greedy or top_k == 1
@@ -42,6 +50,13 @@ class RowTable:
         self.max_gap[row] = -math.log(p.min_p) if p.min_p > 0 else np.inf
         seed = seed_of_text(new.request_id) if p.seed is None else p.seed
         self.stream[row] = stream_of_seed(seed)
+        for array, asked in (
+            (self.logprobs, p.logprobs),
+            (self.prompt_logprobs, p.prompt_logprobs),
+        ):
+            array[row] = self.NO_LOGPROBS if asked is None else asked
+        self.is_edited[row] = False
+        self.min_num_tokens[row] = new.num_prompt_tokens + p.min_tokens if p.min_tokens else 0
 
     def draw_params(
         self, rows: IntArray, positions: npt.NDArray[np.integer], device: torch.device

@@ -9,12 +9,32 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from runtime.errors import RequestError
 from runtime.sampling.blocks import BlockedScores
-from runtime.sampling.draw import draw_truncated, draw_untruncated
+from runtime.sampling.draw import draw_truncated, draw_untruncated, row_chunks
+from runtime.sampling.edits import (
+    AllowedIds,
+    BadWords,
+    Edit,
+    LogitBias,
+    MinTokens,
+    Processors,
+    TokenizerLike,
+    Work,
+)
+from runtime.sampling.logprobs import logprobs_of
+from runtime.sampling.penalties import Penalties
 from runtime.sampling.rows import RowTable
+from runtime.sampling.structured import Grammars, Structured
 from runtime.step import IntArray, Logprobs, NewRow
 
-NOT_FINITE = "logits: not finite (NaN or infinity); the model or its weights are broken here"
+NOT_FINITE = "logits: the model gave NaN or infinity here"
+NONE_LEFT = (
+    "no token can be sampled: together allowed_token_ids, bad_words, min_tokens, structured_output "
+    "and logits_processors exclude the whole vocabulary here"
+)
+EDIT_CHUNKS = 8
+"""Rows are edited in parts of so many scratch chunks: fewer calls, still small memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +55,11 @@ class SamplerOutput:
 class Sampler:
     """Samples for the rows of one runner.
 
-    A row's token is a function of its logits, its params, its known tokens and its position: not of the other rows,
-    their order, or how the request came there.
+    A row's token is a function of its logits, params, known tokens and position: not of the other
+    rows, their order, or how the request came there. The way of the logits: allowed ids, structured
+    output, bad words, min_tokens, logit_bias, processors, penalties, then (see `draw`) temperature,
+    min-p, top-k, top-p. Rows that nothing edits are read where the model wrote them; greedy rows
+    need no more than their arg-max. Log-probabilities are of the model's own logits.
     """
 
     def __init__(
@@ -45,29 +68,59 @@ class Sampler:
         token_ids: npt.NDArray[np.int32],
         device: torch.device | str,
         *,
+        tokenizer: TokenizerLike | None = None,
         num_valid_ids: int | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """
         Args:
             vocab_size: V, the width of the logits.
-            token_ids: [max_num_seqs, max_model_len] known tokens of every row; read, never written.
-            num_valid_ids: ids from here up are padding of the model's vocabulary: never sampled, never listed.
+            token_ids: [max_num_seqs, max_model_len] known tokens of every row; never written here.
+            tokenizer: for `bad_words`.
+            num_valid_ids: ids from here up pad the model's vocabulary: never sampled nor listed.
+            grammars: for `structured_output`; share the one that requests are checked with.
         """
         self.vocab_size = vocab_size
         self.num_valid_ids = vocab_size if num_valid_ids is None else num_valid_ids
         self.device = torch.device(device)
         self._token_ids = token_ids
         self._table = RowTable(len(token_ids), self.num_valid_ids)
+        self._structured = Structured(grammars, token_ids, self.num_valid_ids)
+        self._min_tokens = MinTokens()
+        self._edits: tuple[Edit, ...] = (
+            AllowedIds(),
+            self._structured,
+            BadWords(tokenizer),
+            self._min_tokens,
+            LogitBias(),
+            Processors(),
+            Penalties(),
+        )
+        self._refused: dict[int, str] = {}
+        self._scratch = torch.empty(0, device=self.device)
 
     def add(self, new: NewRow) -> None:
-        """A request enters a row, for the first time or again after a preemption."""
+        """A request enters a row, for the first time or again after a preemption.
+
+        One that cannot be served (see `check_params`) ends with an error when it is sampled.
+        """
+        self.drop(new.row)
         self._table.set(new)
+        try:
+            edited = [edit.add(new) and edit is not self._min_tokens for edit in self._edits]
+            self._table.is_edited[new.row] = any(edited)
+        except RequestError as error:
+            self._refused[new.row] = str(error)
 
     def drop(self, row: int) -> None:
-        """The row's request has left."""
+        """The row's request has left; nothing if the row is empty."""
+        self._refused.pop(row, None)
+        for edit in self._edits:
+            edit.drop(row)
 
     def prepare(self, rows: IntArray, num_tokens: IntArray) -> None:
         """Start what can run beside the forward of the step that will sample `rows`."""
+        self._structured.prepare(rows, num_tokens)
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: IntArray, num_tokens: IntArray) -> SamplerOutput:
@@ -80,25 +133,115 @@ class Sampler:
         if not len(rows):
             return SamplerOutput(np.zeros(0, np.int32))
         scores = BlockedScores(logits[:, : self.num_valid_ids])
-        tokens = self._choose(scores, rows, num_tokens)
-        out = torch.where(scores.max.isfinite(), tokens, -1).to("cpu", torch.int32).numpy()
-        errors = {int(i): NOT_FINITE for i in np.flatnonzero(out < 0)}
-        return SamplerOutput(out, errors)
+        edited = self._table.is_edited[rows] | (num_tokens < self._table.min_num_tokens[rows])
+        errors = {
+            i: self._refused[row] for i, row in enumerate(rows.tolist()) if row in self._refused
+        }
+        if not edited.any():
+            tokens = self._choose(scores, None, rows, num_tokens)
+        else:
+            tokens = torch.full((len(rows),), -1, device=self.device)
+            if not edited.all():
+                plain = np.flatnonzero(~edited)
+                tokens[self._tensor(plain)] = self._choose(
+                    scores, plain, rows[plain], num_tokens[plain]
+                )
+            self._sample_edited(scores, np.flatnonzero(edited), rows, num_tokens, tokens, errors)
+        finite = scores.max.isfinite()
+        out = torch.where(finite, tokens, -2).to("cpu", torch.int32).numpy()
+        for i in np.flatnonzero(out < 0).tolist():
+            errors[i] = NOT_FINITE if out[i] == -2 else errors.get(i, NONE_LEFT)
+        out[list(errors)] = -1
+        return SamplerOutput(out, errors, self._logprobs(scores, rows, out))
 
-    def _choose(self, scores: BlockedScores, rows: IntArray, num_tokens: IntArray) -> Tensor:
-        """[S] int64 tokens; anything for rows without a finite largest score."""
+    def prompt_logprobs(self, logits: Tensor, row: int, target_ids: IntArray) -> list[Logprobs]:
+        """Of given tokens: logits [K, V] at the positions before `target_ids` [K]."""
+        scores = BlockedScores(logits[:, : self.num_valid_ids])
+        index = torch.arange(len(target_ids), device=self.device)
+        num_top = [int(self._table.prompt_logprobs[row])] * len(target_ids)
+        targets = torch.as_tensor(np.asarray(target_ids, np.int64), device=self.device)
+        return logprobs_of(scores, index, targets, num_top)
+
+    def close(self) -> None:
+        """End the worker thread, if there is one."""
+        self._structured.close()
+
+    def _choose(
+        self,
+        scores: BlockedScores,
+        index: npt.NDArray[np.int64] | None,
+        rows: IntArray,
+        num_tokens: IntArray,
+    ) -> Tensor:
+        """[m] int64 tokens of the rows `index` [m] of `scores`, None for all of them.
+
+        A row whose largest score is not finite gets any id.
+        """
         table = self._table
         greedy = table.is_greedy[rows]
-        if greedy.all():
-            return scores.argmax()
+        if greedy.any():
+            tokens = scores.argmax() if index is None else scores.argmax()[self._tensor(index)]
+            if greedy.all():
+                return tokens
+        else:
+            tokens = torch.empty(len(rows), dtype=torch.int64, device=self.device)
         truncated = table.is_truncated[rows]
-        tokens = scores.argmax() if greedy.any() else scores.max.new_empty(len(rows)).long()
         for chosen, draw in (
             (~greedy & truncated, draw_truncated),
             (~greedy & ~truncated, draw_untruncated),
         ):
             if chosen.any():
-                index = torch.from_numpy(np.flatnonzero(chosen)).to(self.device)
-                params = table.draw_params(rows[chosen], num_tokens[chosen], self.device)
-                tokens[index] = draw(scores, index, params)
+                where = np.flatnonzero(chosen)
+                params = table.draw_params(rows[where], num_tokens[where], self.device)
+                of = self._tensor(where if index is None else index[where])
+                tokens[self._tensor(where)] = draw(scores, of, params)
         return tokens
+
+    def _sample_edited(
+        self,
+        scores: BlockedScores,
+        index: npt.NDArray[np.int64],
+        rows: IntArray,
+        num_tokens: IntArray,
+        tokens: Tensor,
+        errors: dict[int, str],
+    ) -> None:
+        """Copy, edit and sample the rows `index`; fills `tokens` (-1 where none is left)."""
+        for chunk in row_chunks(scores.scores, len(index), EDIT_CHUNKS):
+            part = index[chunk]
+            on_device = self._tensor(part)
+            logits = self._scratch_rows(len(part))
+            logits.copy_(scores.scores[on_device])
+            found: dict[int, str] = {}
+            work = Work(logits, rows[part], num_tokens[part], self._token_ids, found)
+            for edit in self._edits:
+                edit.apply(work)
+            final = BlockedScores(logits)
+            drawn = self._choose(final, None, rows[part], num_tokens[part])
+            tokens[on_device] = torch.where(final.max.isfinite(), drawn, -1)
+            errors.update({int(part[i]): reason for i, reason in found.items()})
+
+    def _logprobs(
+        self, scores: BlockedScores, rows: IntArray, tokens: IntArray
+    ) -> list[Logprobs | None] | None:
+        num_top = self._table.logprobs[rows]
+        asked = np.flatnonzero(num_top != self._table.NO_LOGPROBS)
+        if not len(asked):
+            return None
+        out: list[Logprobs | None] = [None] * len(rows)
+        asked = asked[tokens[asked] >= 0]
+        index, targets = self._tensor(asked), self._tensor(tokens[asked].astype(np.int64))
+        found = logprobs_of(scores, index, targets, num_top[asked].tolist())
+        for i, entries in zip(asked.tolist(), found, strict=True):
+            out[i] = entries
+        return out
+
+    def _scratch_rows(self, num_rows: int) -> Tensor:
+        """[num_rows, num_valid_ids] float32, uninitialised, kept between steps."""
+        size = num_rows * self.num_valid_ids
+        if self._scratch.numel() < size:
+            self._scratch = torch.empty(size, device=self.device)
+        return self._scratch[:size].view(num_rows, self.num_valid_ids)
+
+    def _tensor(self, array: npt.NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(array).to(self.device)

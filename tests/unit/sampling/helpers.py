@@ -13,7 +13,7 @@ from runtime.step import NewRow
 
 
 class Bench:
-    """A sampler whose row i holds request i with `params[i]`, and the host matrix of tokens it reads."""
+    """A sampler whose row i holds request i with `params[i]`, and the matrix of known tokens."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ def kept_tokens(logits: np.ndarray, p: SamplingParams) -> list[tuple[int, float]
 
 
 def sample_row(logits: np.ndarray, p: SamplingParams, position: int) -> int:
-    """The token of one row whose params have a seed; `logits` are final: biased, penalised, masked."""
+    """The token of one row whose params have a seed; `logits` are biased, penalised and masked."""
     logits = np.asarray(logits, np.float64)
     if p.is_greedy:
         return int(np.argmax(logits))

@@ -1,0 +1,243 @@
+"""Structured output: JSON schema, regex, grammar or choice, as masks computed by llguidance.
+
+The masks of a step are computed by a worker thread between `prepare` and `apply`, beside the
+model's forward. llguidance is an extra, imported when the first request asks for it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from runtime.errors import RequestError
+from runtime.params import StructuredOutput
+from runtime.sampling.edits import TokenizerLike, Work, held_rows
+from runtime.step import IntArray, NewRow
+
+FIELD = "structured_output"
+MAX_KEPT_GRAMMARS = 128
+
+
+class Grammars:
+    """Compiles constraints for one vocabulary, and keeps the last ones compiled.
+
+    One instance may serve several threads: the front compiles (and refuses), the sampler copies.
+    """
+
+    def __init__(
+        self, tokenizer: TokenizerLike, vocab_size: int, eos_token_ids: tuple[int, ...]
+    ) -> None:
+        self.vocab_size = vocab_size
+        self._tokenizer = tokenizer
+        self._eos = [i for i in eos_token_ids if i < vocab_size]
+        self._vocabulary: Any = None
+        self._kept: OrderedDict[str, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def matcher(self, constraint: StructuredOutput) -> Any:
+        """A fresh `llguidance.LLMatcher` at the start of the constraint.
+
+        Raises:
+            RequestError: invalid, unsatisfiable, or llguidance is not installed.
+        """
+        kind, text = _kind_and_text(constraint)
+        key = f"{kind}:{text}"
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = self._compile(kind, text)
+                if len(self._kept) > MAX_KEPT_GRAMMARS:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(key)
+            return self._kept[key].deep_copy()
+
+    def check(self, constraint: StructuredOutput) -> None:
+        """Raise the RequestError that `matcher` would."""
+        self.matcher(constraint)
+
+    def _compile(self, kind: str, text: str) -> Any:
+        lib = _llguidance()
+        if self._vocabulary is None:
+            self._vocabulary = self._read_vocabulary(lib)
+        try:
+            grammar = lib.grammar_from(kind, text)
+        except ValueError as error:
+            raise RequestError(FIELD, f"invalid {kind}: {error}") from None
+        matcher = lib.LLMatcher(self._vocabulary, grammar, log_level=0)
+        if matcher.is_error():
+            raise RequestError(FIELD, f"invalid {kind}: {_first_lines(matcher.get_error())}")
+        first = matcher.deep_copy()
+        first.compute_bitmask()
+        if first.is_error():
+            raise RequestError(FIELD, f"no text matches this {kind}: {text!r}")
+        return matcher
+
+    def _read_vocabulary(self, lib: Any) -> Any:
+        if not self._eos:
+            raise RequestError(FIELD, "needs an EOS token to end with, and this model has none")
+        try:
+            return lib.LLTokenizer(
+                self._tokenizer.backend.to_str(), n_vocab=self.vocab_size, eos_token=self._eos
+            )
+        except ValueError as error:
+            raise RequestError(FIELD, f"cannot be used with this tokenizer: {error}") from None
+
+
+def _llguidance() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise RequestError(
+            FIELD, "needs the package llguidance; pip install 'stepgraph[structured]'"
+        ) from None
+    return llguidance
+
+
+def _kind_and_text(constraint: StructuredOutput) -> tuple[str, str]:
+    if constraint.json is not None:
+        given = constraint.json
+        return "json", given if isinstance(given, str) else json.dumps(given)
+    if constraint.regex is not None:
+        return "regex", constraint.regex
+    if constraint.grammar is not None:
+        return "grammar", constraint.grammar
+    assert constraint.choice is not None
+    return "choice", json.dumps(list(constraint.choice))
+
+
+def _first_lines(message: str) -> str:
+    """llguidance's message without its dump of the parser."""
+    return message.split("\n<state>")[0].strip()
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    matcher: Any
+    slot: int
+    """row of the mask matrix"""
+    num_consumed: int
+    """known tokens that the matcher has seen; the prompt is not for it to see"""
+    masked_at: int = -1
+    """num_tokens of which the mask is, or is being computed"""
+    error: str = ""
+
+
+class Structured:
+    """The edit that applies the masks. A grammar that no token continues ends its request."""
+
+    def __init__(
+        self, grammars: Grammars | None, token_ids: npt.NDArray[np.int32], vocab_size: int
+    ) -> None:
+        self._grammars = grammars
+        self._token_ids = token_ids
+        self._vocab_size = vocab_size
+        self._rows: dict[int, _Row] = {}
+        self._masks = np.zeros((0, (vocab_size + 31) // 32), np.int32)
+        self._free: list[int] = []
+        self._pool: ThreadPoolExecutor | None = None
+        self._executor: Any = None
+        self._running: Future[None] | None = None
+
+    def add(self, new: NewRow) -> bool:
+        if new.params.structured_output is None:
+            return False
+        if self._grammars is None:
+            raise RequestError(FIELD, "needs the model's tokenizer, and this runner has none")
+        matcher = self._grammars.matcher(new.params.structured_output)
+        self._wait()
+        self._rows[new.row] = _Row(matcher, self._take_slot(), new.num_prompt_tokens)
+        return True
+
+    def drop(self, row: int) -> None:
+        if row in self._rows:
+            self._wait()
+            self._free.append(self._rows.pop(row).slot)
+
+    def prepare(self, rows: IntArray, num_tokens: IntArray) -> None:
+        """Start computing the masks of those of `rows` that are held and have none yet."""
+        tasks = []
+        for i in held_rows(self._rows, rows):
+            row, end = int(rows[i]), int(num_tokens[i])
+            state = self._rows[row]
+            if state.masked_at != end and not state.error:
+                fresh = self._token_ids[row, state.num_consumed : end].tolist()
+                state.masked_at = state.num_consumed = end
+                tasks.append((state, fresh))
+        if tasks:
+            self._wait()
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(1, thread_name_prefix="masks")
+                self._executor = _llguidance().LLExecutor()
+            self._running = self._pool.submit(self._compute, tasks)
+
+    def apply(self, work: Work) -> None:
+        if not (held := held_rows(self._rows, work.rows)):
+            return
+        self.prepare(work.rows[held], work.num_tokens[held])
+        self._wait()
+        states = [self._rows[int(work.rows[i])] for i in held]
+        masks = torch.from_numpy(self._masks[[s.slot for s in states]]).to(work.logits.device)
+        excluded = ~unpack_bits(masks, self._vocab_size)
+        if len(held) == len(work.rows):
+            work.logits.masked_fill_(excluded, -torch.inf)
+        else:
+            index = torch.tensor(held, device=work.logits.device)
+            work.logits[index] = work.logits[index].masked_fill_(excluded, -torch.inf)
+        work.errors.update({i: s.error for i, s in zip(held, states, strict=True) if s.error})
+
+    def _compute(self, tasks: list[tuple[_Row, list[int]]]) -> None:
+        """On the worker thread: feed the new tokens, then fill the masks."""
+        alive = []
+        for state, fresh in tasks:
+            if fresh and not (state.matcher.is_stopped() or state.matcher.consume_tokens(fresh)):
+                state.error = _death(state.matcher)
+            else:
+                alive.append((state.matcher, state.slot))
+        masks = self._masks
+        self._executor.unsafe_compute_mask_ptr(
+            alive, masks.ctypes.data, masks.shape[1] * masks.itemsize, len(masks)
+        )
+        for state, _ in tasks:
+            if state.matcher.is_error():
+                state.error = _death(state.matcher)
+
+    def _wait(self) -> None:
+        if self._running is not None:
+            running, self._running = self._running, None
+            running.result()
+
+    def _take_slot(self) -> int:
+        if not self._free:
+            have = len(self._masks)
+            more = np.zeros((max(4, have), self._masks.shape[1]), np.int32)
+            self._masks = np.concatenate([self._masks, more])
+            self._free = list(range(have, len(self._masks)))
+        return self._free.pop()
+
+    def close(self) -> None:
+        """End the worker thread."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+
+def _death(matcher: Any) -> str:
+    reason = _first_lines(matcher.get_error()) or matcher.stop_reason()
+    return f"{FIELD}: the grammar cannot go on from this output ({reason})"
+
+
+def unpack_bits(masks: Tensor, vocab_size: int) -> Tensor:
+    """[n, ceil(V / 32)] int32, low bit first -> [n, V] bool."""
+    if masks.device.type == "cpu":
+        bits = np.unpackbits(masks.numpy().view(np.uint8), axis=1, bitorder="little")
+        return torch.from_numpy(bits[:, :vocab_size].view(np.bool_))
+    shifts = torch.arange(32, device=masks.device, dtype=torch.int32)
+    return ((masks[:, :, None] >> shifts) & 1).flatten(1)[:, :vocab_size].bool()
