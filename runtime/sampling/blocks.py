@@ -58,7 +58,7 @@ class BlockedScores:
         self.num_blocks = scores.shape[1] // BLOCK
         self.tail_start = self.num_blocks * BLOCK
         self.head_blocks = head_blocks
-        self._blocks = scores[:, : self.tail_start].view(-1, self.num_blocks, BLOCK)
+        self._blocks = scores[:, : self.tail_start].view(len(scores), self.num_blocks, BLOCK)
         self._tail = scores[:, self.tail_start :]
         parts = [self._blocks.amax(-1)] if self.num_blocks else []
         if self._tail.shape[1]:

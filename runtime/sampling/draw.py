@@ -163,7 +163,7 @@ def _invert_by_id(weights: Tensor, uniform: Tensor) -> Tensor:
 def sum_blocks(x: Tensor) -> Tensor:
     """[m, V] -> [m, ceil(V / BLOCK)] sums; a row's do not depend on the other rows."""
     whole = x.shape[1] // BLOCK
-    parts = [x[:, : whole * BLOCK].view(-1, whole, BLOCK).sum(-1)] if whole else []
+    parts = [x[:, : whole * BLOCK].view(len(x), whole, BLOCK).sum(-1)] if whole else []
     if x.shape[1] % BLOCK:
         parts.append(x[:, whole * BLOCK :].sum(-1, keepdim=True))
     return torch.cat(parts, 1) if len(parts) > 1 else parts[0]

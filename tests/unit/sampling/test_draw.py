@@ -129,7 +129,7 @@ def test_frequencies_over_positions_of_one_request():
 
 
 def assert_chi_square(drawn: Counter, exact: list[tuple[int, float]], n: int) -> None:
-    """Pearson's test at five sigma (Wilson-Hilferty); tokens expected under 5 times share a cell."""
+    """Pearson's test at five sigma (Wilson-Hilferty); cells expected under 5 are joined."""
     cells = [(drawn[t], n * pr) for t, pr in exact if n * pr >= 5]
     rest = n - sum(e for _, e in cells)
     if rest > 1e-6 * n:
