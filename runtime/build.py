@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from attention_backends import choose_backend
 from runtime.config import RuntimeConfig, check_limits
 from runtime.engine import Engine
 from runtime.errors import ConfigError
 from runtime.models import ModelSpec, load_model
-from runtime.runner import ModelRunner, size_kv_pool
+from runtime.runner import ModelRunner, choose_backend, size_kv_pool
 from runtime.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -32,6 +31,10 @@ class Parts:
     """Usable, the reserved ones excluded."""
 
     max_model_len: int
+
+    def close(self) -> None:
+        """Drop captured graphs; the memory goes with the last reference."""
+        self.runner.close()
 
 
 def build_engine(config: RuntimeConfig) -> Parts:
@@ -52,8 +55,7 @@ def build_engine(config: RuntimeConfig) -> Parts:
     )
     block_size = choice.block_size
     num_blocks = size_kv_pool(config, loaded.spec, block_size, device)
-    max_model_len = resolve_max_model_len(config, loaded.spec.max_position, num_blocks, block_size)
-    check_limits(config, max_model_len)
+    max_model_len = resolve_max_model_len(config, loaded.spec, num_blocks, block_size)
     runner = ModelRunner(
         config,
         loaded,
@@ -103,8 +105,11 @@ def set_threads(wanted: int | str) -> None:
 
 
 def num_usable_cpus() -> int:
-    """CPUs of the affinity mask, capped by the cgroup's quota, so that a container is not
-    oversubscribed."""
+    """OMP_NUM_THREADS where it is set; else the CPUs of the affinity mask, capped by the cgroup's
+    quota, so that a container is not oversubscribed."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    if asked.isdecimal() and int(asked):
+        return int(asked)
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         with open("/sys/fs/cgroup/cpu.max") as file:
@@ -117,39 +122,24 @@ def num_usable_cpus() -> int:
 
 
 def resolve_max_model_len(
-    config: RuntimeConfig, model_limit: int, num_blocks: int, block_size: int
+    config: RuntimeConfig, spec: ModelSpec, num_blocks: int, block_size: int
 ) -> int:
-    """The longest prompt + output.
-
-    The last token needs no KV slot, so a pool of n slots serves n + 1.
+    """The longest prompt + output: what was asked for, or the model's, reduced to what the pool
+    holds. The last token needs no KV slot, so n slots serve n + 1 tokens.
 
     Raises:
-        ConfigError: an explicit value over the model's limit or over the pool.
+        ConfigError: one request of this length does not fit in the pool, or in the token budget
+            where prompts run whole.
     """
-    wanted = config.model.max_model_len
-    pool_limit = num_blocks * block_size + 1
-    if isinstance(wanted, int):
-        if wanted > model_limit:
-            raise ConfigError(
-                f"model.max_model_len: {wanted} is over the model's limit of {model_limit} tokens"
-            )
-        if wanted > pool_limit:
-            raise ConfigError(
-                f"model.max_model_len: {wanted} tokens do not fit in the KV pool of {num_blocks} "
-                f"blocks x {block_size} tokens (at most {pool_limit}); raise cache.memory or "
-                "cache.num_blocks, or lower model.max_model_len"
-            )
-        if wanted < 2:
-            raise ConfigError(
-                f"model.max_model_len: must be >= 2 (a prompt and a token), got {wanted}"
-            )
-        return wanted
-    if pool_limit < model_limit:
+    wanted, slots = config.model.max_model_len, num_blocks * block_size
+    length = min(spec.max_position, slots + 1) if wanted == "auto" else wanted
+    if wanted == "auto" and length < spec.max_position:
         log.info(
-            "max_model_len reduced from %d to %d: the KV pool holds %d blocks x %d tokens",
-            model_limit,
-            pool_limit,
+            "max_model_len reduced from %d to %d: the KV pool holds %d blocks of %d tokens",
+            spec.max_position,
+            length,
             num_blocks,
             block_size,
         )
-    return min(model_limit, pool_limit)
+    check_limits(config, max_model_len=length, block_size=block_size, num_blocks=num_blocks)
+    return length

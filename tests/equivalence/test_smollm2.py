@@ -46,8 +46,7 @@ def reference_model(smollm2_path):
 @torch.inference_mode()
 def test_tokens_equal_transformers(baseline, reference_model):
     # By induction, tokens are those of greedy decoding if and only if each is the argmax after all
-    before it: one
-    # forward over prompt and output checks all 64.
+    # tokens before it: one forward over prompt and output checks all 64.
     for result in baseline:
         ids = [*result.prompt_token_ids, *result.token_ids]
         logits = reference_model(torch.tensor([ids])).logits[0]
@@ -71,9 +70,7 @@ def test_chunk_budget_does_not_change_tokens(baseline, budget):
 
 
 def test_one_token_a_step_does_not_change_tokens(baseline):
-    results, stats = run(
-        PROMPTS[6:10], scheduler={"max_num_batched_tokens": 1, "max_num_seqs": 1}
-    )
+    results, stats = run(PROMPTS[6:10], scheduler={"max_num_batched_tokens": 1, "max_num_seqs": 1})
     assert tokens_of(results) == tokens_of(baseline[6:10])
     assert stats.scheduled_tokens == stats.steps
 
