@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -39,6 +41,7 @@ class ModelRunner:
         max_model_len: most tokens of a request.
         block_size: tokens of a KV block.
         num_blocks: usable KV blocks; the reserved ones come on top.
+        make_sampler: `Sampler`, or a partial of it with what only some requests need.
 
     Raises:
         BackendError: a graph mode that cannot serve the model here, or whose capture failed.
@@ -54,6 +57,7 @@ class ModelRunner:
         max_model_len: int,
         block_size: int,
         num_blocks: int,
+        make_sampler: Callable[..., Sampler] = Sampler,
     ) -> None:
         scheduler, shapes = config.scheduler, loaded.attention_shapes
         self._model = loaded.model
@@ -79,7 +83,7 @@ class ModelRunner:
         # a tail request of padding tokens may be longer than any real one
         max_blocks = -(-max(max_model_len, max_tokens) // block_size)
         self._buffers = InputBuffers(max_tokens, dispatcher.max_reqs_padded, max_blocks, device)
-        self.sampler = Sampler(loaded.spec.vocab_size, self.states.token_ids, device)
+        self.sampler = make_sampler(loaded.spec.vocab_size, self.states.token_ids, device)
         self.backend = backend(shapes, block_size, device)
         self.kv = self.backend.allocate_kv(num_blocks + NUM_RESERVED_BLOCKS)
         self._outputs = AttentionOutputs(shapes, max_tokens, device)
@@ -115,8 +119,9 @@ class ModelRunner:
         )
 
     def close(self) -> None:
-        """Drop the captured graphs."""
+        """Drop the captured graphs, end the sampler's thread."""
         self.graphs.close()
+        self.sampler.close()
 
     def _apply(self, so: SchedulerOutput) -> None:
         self.states.apply(so)

@@ -3,13 +3,8 @@ import pytest
 import torch
 
 from attention_backends import Bucket, GraphSupport, LayerKV
-from attention_backends.torch_paged import (
-    MAX_GROUP_KEYS,
-    SIMILAR,
-    TILE_ROWS,
-    Backend,
-    _group_by_length,
-)
+from attention_backends._torch_plan import MAX_GROUP_KEYS, SIMILAR, TILE_ROWS, group_by_length
+from attention_backends.torch_paged import Backend
 from tests.unit.attention_backends.reference import CPU, Case, dense_attention, make_shape
 
 MIXES = {
@@ -228,13 +223,13 @@ def test_groups_hold_similar_lengths_and_every_request_once():
     for window in (None, 50):
         lens = rng.integers(1, 3000, 200).astype(np.int32)
         requests = np.flatnonzero(rng.random(200) < 0.7)
-        groups = _group_by_length(lens, requests, window)
+        groups = group_by_length(lens, requests, window)
         assert sorted(np.concatenate(groups).tolist()) == requests.tolist()
         for group in groups:
             visible = np.minimum(lens[group], window or 10**9)
             assert visible.min() >= SIMILAR * visible.max()
             assert len(group) == 1 or len(group) * visible.max() <= MAX_GROUP_KEYS
-    assert _group_by_length(lens, np.array([], np.int64), None) == []
+    assert group_by_length(lens, np.array([], np.int64), None) == []
 
 
 def test_examine_states_support_and_reasons():
