@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,28 +14,26 @@ Prompt = str | Chat | Sequence[int]
 
 
 def kind_of(prompt: Any) -> str:
-    """ "prompt" for text, "chat" for messages, "token_ids" for ids.
+    """The request field of a prompt: "prompt" for text, "chat" for messages, "token_ids" for ids.
 
     Raises:
         RequestError: for anything else.
     """
     if isinstance(prompt, str):
         return "prompt"
-    first = next(iter(prompt), None) if hasattr(prompt, "__iter__") else prompt
-    if isinstance(first, Mapping):
-        return "chat"
-    if hasattr(prompt, "__iter__") and (first is None or hasattr(first, "__index__")):
-        return "token_ids"
-    raise RequestError(
-        "prompt", f"must be text, a chat (messages), or token ids; got {type(prompt).__name__}"
-    )
+    if not hasattr(prompt, "__iter__") or isinstance(prompt, (bytes, Mapping)):
+        raise RequestError(
+            "prompt",
+            f"must be text, a chat (messages), or token ids; got {type(prompt).__name__}",
+        )
+    return "chat" if any(isinstance(item, Mapping) for item in prompt) else "token_ids"
 
 
 def as_prompts(prompts: Any) -> list[Any]:
     """One prompt or a sequence of prompts, as a list of prompts."""
     if isinstance(prompts, str) or not isinstance(prompts, Sequence):
         return [prompts]
-    if prompts and (isinstance(prompts[0], Mapping) or hasattr(prompts[0], "__index__")):
+    if prompts and (isinstance(prompts[0], Mapping) or _as_int(prompts[0]) is not None):
         return [prompts]
     return list(prompts)
 
@@ -43,11 +42,23 @@ def as_token_ids(values: Any) -> list[int]:
     """Token ids as plain ints; numpy integers and tensors of one dimension are taken too.
 
     Raises:
-        RequestError: anything that is not an integer.
+        RequestError: anything that is not a row of integers.
     """
+    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+        raise RequestError("token_ids", f"must be a list of integers, got {values!r:.60}")
     ids = []
     for position, value in enumerate(values):
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
+        number = _as_int(value)
+        if number is None:
             raise RequestError("token_ids", f"position {position} holds {value!r}, not an integer")
-        ids.append(int(value))
+        ids.append(number)
     return ids
+
+
+def _as_int(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None

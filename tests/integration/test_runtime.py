@@ -258,7 +258,7 @@ def test_non_finite_logits_end_that_request_and_no_other(runtime, monkeypatch):
     prompts = [list(range(40, 60)), list(range(80, 100)), list(range(120, 140))]
     expected = runtime.generate(prompts, GREEDY)
     runtime.reset_prefix_cache()
-    model = runtime.engine.runner.model
+    model = runtime.engine.runner._model
     compute = model.compute_logits
 
     def poisoned(hidden):
