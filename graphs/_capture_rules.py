@@ -26,13 +26,12 @@ _READS_OF_VALUES = {
         "tolist",
     )
 }
-_HOST_DATA = {torch.tensor: "tensor", torch.as_tensor: "as_tensor", torch.from_numpy: "from_numpy"}
 _ADDRESSES = {torch.Tensor.data_ptr}
 _MASKED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 
 
 def check_call(func: Any) -> None:
-    """Refuse a torch function that copies between host and device, or waits.
+    """Refuse a torch function that hands values or addresses to the host.
 
     Raises:
         GraphError: names the function and what to do instead.
@@ -43,11 +42,6 @@ def check_call(func: Any) -> None:
             f"Tensor.{name} inside a captured region: it waits for the device, and the value would "
             "be frozen; read values before the forward, or cut"
         )
-    if func in _HOST_DATA:
-        raise GraphError(
-            f"torch.{_HOST_DATA[func]} inside a captured region: it copies from unpinned host "
-            "memory; make the tensor before the forward and refresh it in place"
-        )
     if func in _ADDRESSES:
         raise GraphError(
             "Tensor.data_ptr inside a captured region: a launch that the emulation cannot see; "
@@ -56,14 +50,19 @@ def check_call(func: Any) -> None:
 
 
 def check_op(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse an op whose result's shape or whose control flow depends on device data, and random
-    numbers.
+    """Refuse an op that waits for the device, takes host data, draws random numbers, or has a
+    result whose shape depends on device data.
 
     Raises:
         GraphError: names the op and why.
     """
     name = func._schema.name
     tags = func.tags
+    if name == "aten::lift_fresh":
+        raise GraphError(
+            "a tensor of host data (torch.tensor, torch.from_numpy) inside a captured region: it "
+            "is copied from unpinned memory; make it before the forward and refresh it in place"
+        )
     if name in _MASKED:
         if _has_mask(args) and not _is_masked_fill(name, args):
             raise GraphError(f"{name} with a boolean mask inside a captured region: {_SHAPES}")

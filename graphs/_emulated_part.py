@@ -45,6 +45,8 @@ class EmulatedPart:
         """
         if tensor.layout is not torch.strided or tensor.is_mkldnn:
             return tensor  # opaque weights have no address
+        if tensor.numel() == 0:
+            return _memory.borrow(tensor)
         if tensor.dim() == 0:
             return tensor  # a number that torch wrapped, which nobody else holds
         storage = tensor.untyped_storage()

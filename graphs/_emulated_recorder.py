@@ -104,8 +104,19 @@ class EmulatedRecorder:
     def is_recording(self) -> bool:
         return self._part is not None and not self._is_paused
 
-    def record_opaque(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A function of ours as one op, however it reaches the memory of its arguments.
+    def record_op(self, op: Any, args: Any, kwargs: Any) -> Any:
+        """Run a torch op and note it.
+
+        Raises:
+            GraphError: a capture forbids it.
+        """
+        with self._paused():
+            _capture_rules.check_op(op, args, kwargs)
+            return self._record(op, op._schema.name, args, kwargs, op(*args, **kwargs))
+
+    def record_launch(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run a function of ours and note it as one op, however it reaches the memory of its
+        arguments.
 
         Raises:
             GraphError: an argument is no tensor and no constant, so that it cannot be frozen.
@@ -117,17 +128,22 @@ class EmulatedRecorder:
                     f"{name} inside a captured region is given a {type(leaf).__name__}, which can "
                     "change after the capture; give it tensors and numbers"
                 )
+        with self._paused():
+            return self._record(func, name, args, kwargs, func(*args, **kwargs))
+
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        """Torch calls of the recorder itself are not the region's."""
         self._is_paused = True
         try:
-            results = func(*args, **kwargs)
+            yield
         finally:
             self._is_paused = False
-        return self.record(func, name, args, kwargs, results)
 
-    def record(
+    def _record(
         self, func: Callable[..., Any], name: str, args: Any, kwargs: Any, results: Any
     ) -> Any:
-        """Note an op that has just run; returns its results, fresh ones moved into the pool."""
+        """The results, with fresh ones moved into the pool."""
         part = self._part
         assert part is not None, "no region is open"
         inputs = tensors_of((args, kwargs))
@@ -135,18 +151,9 @@ class EmulatedRecorder:
         outputs: list[Tensor | None] = []
 
         def place(result: Tensor) -> Tensor:
-            if storage_id(result) in aliased:
-                outputs.append(None)
-                return result
-            if result.device.type != self._device.type:
-                raise GraphError(
-                    f"{name} inside a captured region makes a tensor on {result.device}; the "
-                    f"forward runs on {self._device}"
-                )
-            placed = self._pool.take(result, name)
-            if name not in _UNINITIALISED:
-                placed.copy_(result)
-            outputs.append(_memory.borrow(placed))
+            is_alias = storage_id(result) in aliased
+            placed = result if is_alias else self._place(result, name)
+            outputs.append(None if is_alias else _memory.borrow(placed))
             return placed
 
         frozen_args, frozen_kwargs = map_tensors(
@@ -155,6 +162,17 @@ class EmulatedRecorder:
         placed = map_tensors(place, results)
         if not self._only_aliases(func, outputs) and name not in _UNINITIALISED:
             part.ops.append(Op(func, frozen_args, frozen_kwargs, outputs))
+        return placed
+
+    def _place(self, result: Tensor, name: str) -> Tensor:
+        if result.device.type != self._device.type:
+            raise GraphError(
+                f"{name} inside a captured region makes a tensor on {result.device}; the forward "
+                f"runs on {self._device}"
+            )
+        placed = self._pool.take(result, name)
+        if name not in _UNINITIALISED:
+            placed.copy_(result)
         return placed
 
     @staticmethod
@@ -198,7 +216,7 @@ class _Calls(TorchFunctionMode):
             return func(*args, **kwargs)
         _capture_rules.check_call(func)
         if isinstance(func, types.FunctionType) and not func.__module__.startswith("torch"):
-            return self._recorder.record_opaque(func, args, kwargs)
+            return self._recorder.record_launch(func, args, kwargs)
         return func(*args, **kwargs)
 
 
@@ -213,6 +231,4 @@ class Ops(TorchDispatchMode):
         kwargs = kwargs or {}
         if not self._recorder.is_recording:
             return func(*args, **kwargs)
-        _capture_rules.check_op(func, args, kwargs)
-        results = func(*args, **kwargs)
-        return self._recorder.record(func, func._schema.name, args, kwargs, results)
+        return self._recorder.record_op(func, args, kwargs)
