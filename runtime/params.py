@@ -6,7 +6,7 @@ Names and defaults follow vLLM.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any
@@ -33,6 +33,27 @@ class StructuredOutput:
                 "structured_output",
                 f"give exactly one of json, regex, grammar, choice; got {given or 'none'}",
             )
+        for name in ("regex", "grammar"):
+            if not isinstance(getattr(self, name), str | None):
+                raise RequestError("structured_output", f"{name} must be text")
+        if not isinstance(self.json, str | Mapping | None):
+            raise RequestError("structured_output", "json must be a schema: a mapping or JSON text")
+        if self.choice is not None:
+            texts = () if isinstance(self.choice, str) else tuple(self.choice)
+            if not texts or not all(isinstance(t, str) and t for t in texts):
+                raise RequestError("structured_output", "choice must be a list of non-empty texts")
+            object.__setattr__(self, "choice", texts)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> StructuredOutput:
+        """From a mapping with one key."""
+        known = [f.name for f in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise RequestError(
+                    "structured_output", f"unknown kind {name!r}; allowed: {', '.join(known)}"
+                )
+        return cls(**values)
 
 
 LogitsProcessor = Callable[[Sequence[int], Any], Any]
@@ -86,24 +107,39 @@ class SamplingParams:
         """Make params from a mapping (YAML, JSON); an unknown name is a RequestError with a
         suggestion."""
         _check_names(values)
-        return cls(**values)
+        return cls(**{**values, **_int_keys(values.get("logit_bias"))})
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words"):
-            value = getattr(self, name)
-            object.__setattr__(
-                self, name, (value,) if isinstance(value, str) else tuple(value or ())
-            )
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        object.__setattr__(self, "logits_processors", tuple(self.logits_processors or ()))
+            object.__setattr__(self, name, _as_tuple(name, getattr(self, name), text_is_one=True))
+        for name in ("stop_token_ids", "logits_processors"):
+            object.__setattr__(self, name, _as_tuple(name, getattr(self, name)))
         if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+            allowed = _as_tuple("allowed_token_ids", self.allowed_token_ids)
+            object.__setattr__(self, "allowed_token_ids", allowed)
         if isinstance(self.structured_output, Mapping):
-            object.__setattr__(
-                self, "structured_output", StructuredOutput(**self.structured_output)
-            )
+            made = StructuredOutput.from_dict(self.structured_output)
+            object.__setattr__(self, "structured_output", made)
         _check_ranges(self)
         _check_texts_and_ids(self)
+
+
+def _as_tuple(name: str, value: Any, text_is_one: bool = False) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if text_is_one and isinstance(value, str):
+        return (value,)
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise RequestError(name, f"must be a list, got {value!r}")
+    return tuple(value)
+
+
+def _int_keys(bias: Any) -> dict[str, Any]:
+    """logit_bias with its keys as integers: JSON has no others than texts."""
+    if not isinstance(bias, Mapping):
+        return {}
+    keys = {k: int(k) if isinstance(k, str) and k.isdecimal() else k for k in bias}
+    return {"logit_bias": {keys[k]: bias[k] for k in bias}}
 
 
 def _check_names(values: Mapping[str, Any]) -> None:
@@ -156,6 +192,13 @@ def _check_texts_and_ids(p: SamplingParams) -> None:
                 raise RequestError(name, f"must be token ids (integers >= 0), got {token_id!r}")
     if p.allowed_token_ids is not None and not p.allowed_token_ids:
         raise RequestError("allowed_token_ids", "must not be empty: no token could be sampled")
+    if not isinstance(p.structured_output, StructuredOutput | None):
+        raise RequestError("structured_output", f"must be a mapping, got {p.structured_output!r}")
+    for processor in p.logits_processors:
+        if not callable(processor):
+            raise RequestError("logits_processors", f"must be functions, got {processor!r}")
+    if not isinstance(p.logit_bias, Mapping | None):
+        raise RequestError("logit_bias", f"must map token ids to numbers, got {p.logit_bias!r}")
     for token_id, bias in (p.logit_bias or {}).items():
         if not _is_int(token_id) or token_id < 0:
             raise RequestError(

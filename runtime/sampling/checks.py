@@ -50,6 +50,13 @@ def check_params(
         grammars.check(params.structured_output)
 
 
+def num_valid_ids(vocab_size: int, tokenizer: TokenizerLike | None) -> int:
+    """The ids that have a piece, up to the last one; models pad their vocabulary beyond it."""
+    if tokenizer is None:
+        return vocab_size
+    return min(vocab_size, 1 + max(tokenizer.backend.get_vocab(with_added_tokens=True).values()))
+
+
 def _check_logprobs(name: str, asked: int | None, vocab_size: int, limit: int | None) -> None:
     number = vocab_size if asked == -1 else asked or 0
     most = vocab_size if limit is None else min(limit, vocab_size)

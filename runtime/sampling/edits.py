@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from runtime.errors import RequestError
 from runtime.params import LogitsProcessor
 from runtime.step import IntArray, NewRow
 
@@ -96,7 +97,9 @@ class BadWords:
         self._rows: dict[int, tuple[int, list[list[int]]]] = {}
 
     def add(self, new: NewRow) -> bool:
-        if new.params.bad_words and self._tokenizer is not None:
+        if new.params.bad_words:
+            if self._tokenizer is None:
+                raise RequestError("bad_words", "needs a tokenizer, and this runner has none")
             words = bad_word_ids(new.params.bad_words, self._tokenizer)
             self._rows[new.row] = (new.num_prompt_tokens, words)
         return new.row in self._rows

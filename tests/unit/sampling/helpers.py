@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from runtime.params import SamplingParams
 from runtime.sampling import Sampler, SamplerOutput
@@ -46,15 +47,39 @@ class Bench:
 
     def sample(self, logits: torch.Tensor, order: Sequence[int] | None = None) -> SamplerOutput:
         """Sample the requests `order` (all) with their rows of `logits`; nothing is appended."""
-        pick = np.arange(len(self.rows)) if order is None else np.array(order)
+        pick = np.arange(len(self.rows)) if order is None else np.array(order, np.intp)
         self.sampler.prepare(self.rows[pick], self.num_tokens[pick])
         return self.sampler.sample(logits[pick], self.rows[pick], self.num_tokens[pick])
 
     def step(self, logits: torch.Tensor, order: Sequence[int] | None = None) -> list[int]:
         """Sample and append, as the runner does."""
-        pick = np.arange(len(self.rows)) if order is None else np.array(order)
+        pick = np.arange(len(self.rows)) if order is None else np.array(order, np.intp)
         out = self.sample(logits, order)
         assert not out.errors, out.errors
         self.token_ids[self.rows[pick], self.num_tokens[pick]] = out.token_ids
         self.num_tokens[pick] += 1
         return out.token_ids.tolist()
+
+
+class ByteTokenizer:
+    """A byte-level vocabulary: EOS 0, the 256 bytes, and some merges; ids 0..N-1."""
+
+    eos = 0
+
+    def __init__(self) -> None:
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        vocab = {"<eos>": 0, **{piece: i for i, piece in enumerate(alphabet, 1)}}
+        merges = [("a", "b"), ("ab", "c"), ("Ġ", "a"), ("Ġa", "b"), ("t", "r"), ("u", "e")]
+        for left, right in merges:
+            vocab[left + right] = len(vocab)
+        self.backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+        self.backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        self.backend.decoder = decoders.ByteLevel()
+        self.backend.add_special_tokens(["<eos>"])
+        self.vocab_size = self.backend.get_vocab_size()
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: list[int]) -> str:
+        return self.backend.decode(ids, skip_special_tokens=True)

@@ -40,6 +40,7 @@ def sample_row(logits: np.ndarray, p: SamplingParams, position: int) -> int:
     logits = np.asarray(logits, np.float64)
     if p.is_greedy:
         return int(np.argmax(logits))
+    logits = np.where(np.isinf(logits), -1e300, logits)
     u = uniform(np.array([stream_of_seed(p.seed)], np.uint64), np.array([position]))[0]
     cum = 0.0
     for token, probability in kept_tokens(logits, p):
@@ -47,3 +48,30 @@ def sample_row(logits: np.ndarray, p: SamplingParams, position: int) -> int:
         if cum > u:
             return token
     raise AssertionError("probabilities do not add up to 1")
+
+
+def edited_logits(
+    logits: np.ndarray,
+    p: SamplingParams,
+    prompt: list[int],
+    output: list[int],
+    ends: set[int],
+    bad: list[list[int]],
+) -> np.ndarray:
+    """Logits after masks, bias and penalties, token by token."""
+    x = [float(value) for value in logits]
+    for token in range(len(x)):
+        if p.allowed_token_ids is not None and token not in p.allowed_token_ids:
+            x[token] = -math.inf
+        for word in bad:
+            if word[-1] == token and output[len(output) - len(word) + 1 :] == word[:-1]:
+                x[token] = -math.inf
+        if len(output) < p.min_tokens and token in ends:
+            x[token] = -math.inf
+        x[token] += (p.logit_bias or {}).get(token, 0.0)
+        if token in prompt or token in output:
+            rise = x[token] > 0
+            x[token] *= 1 / p.repetition_penalty if rise else p.repetition_penalty
+        count = output.count(token)
+        x[token] -= p.frequency_penalty * count + p.presence_penalty * (count > 0)
+    return np.array(x)
