@@ -23,7 +23,7 @@ from runtime.request import FinishReason, Request
 from runtime.results import Delta, Result
 from runtime.sampling import check_params, with_seed
 from runtime.step import RequestOutput
-from runtime.text import TextStream, Tokenizer, load_tokenizer
+from runtime.text import TextStream
 
 ParamsLike = SamplingParams | Mapping[str, Any] | None
 """None: the model's defaults; a mapping: changes to them; SamplingParams: exactly these."""
@@ -46,8 +46,7 @@ class Runtime:
     def __init__(self, config: RuntimeConfig) -> None:
         self.config = config
         parts = build_engine(config)
-        self.engine, self.spec = parts.engine, parts.spec
-        self.tokenizer: Tokenizer | None = load_tokenizer(config.model)
+        self.engine, self.spec, self.tokenizer = parts.engine, parts.spec, parts.tokenizer
         self.max_model_len, self.block_size = parts.max_model_len, parts.block_size
         self._parts = parts
         self._live: dict[str, LiveRequest] = {}
@@ -193,7 +192,13 @@ class Runtime:
         if not isinstance(params, SamplingParams):
             defaults = {**self.spec.generation_defaults, **(params or {})}
             params = SamplingParams.from_dict(defaults)
-        check_params(params, self.spec.vocab_size, self.tokenizer)
+        check_params(
+            params,
+            self.spec.vocab_size,
+            self.tokenizer,
+            eos_token_ids=self.spec.eos_token_ids,
+            grammars=self._parts.grammars,
+        )
         return params
 
     def stats(self) -> RuntimeStats:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -14,7 +15,9 @@ from runtime.engine import Engine
 from runtime.errors import ConfigError
 from runtime.models import ModelSpec, load_model
 from runtime.runner import ModelRunner, choose_backend, size_kv_pool
+from runtime.sampling import Grammars, Sampler
 from runtime.scheduler import Scheduler
+from runtime.text import Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +29,9 @@ class Parts:
     engine: Engine
     runner: ModelRunner
     spec: ModelSpec
+    tokenizer: Tokenizer | None
+    grammars: Grammars | None
+    """Compiles structured output; None without a tokenizer."""
     block_size: int
     num_blocks: int
     """Usable, the reserved ones excluded."""
@@ -45,7 +51,10 @@ def build_engine(config: RuntimeConfig) -> Parts:
     """
     device = choose_device(config.engine.device)
     set_threads(config.engine.threads)
+    tokenizer = load_tokenizer(config.model)
     loaded = load_model(config.model, device)
+    spec = loaded.spec
+    grammars = Grammars(tokenizer, spec.vocab_size, spec.eos_token_ids) if tokenizer else None
     wanted = config.cache.block_size
     choice = choose_backend(
         config.attention.backend,
@@ -54,8 +63,8 @@ def build_engine(config: RuntimeConfig) -> Parts:
         device,
     )
     block_size = choice.block_size
-    num_blocks = size_kv_pool(config, loaded.spec, block_size, device)
-    max_model_len = resolve_max_model_len(config, loaded.spec, num_blocks, block_size)
+    num_blocks = size_kv_pool(config, spec, block_size, device)
+    max_model_len = resolve_max_model_len(config, spec, num_blocks, block_size)
     runner = ModelRunner(
         config,
         loaded,
@@ -64,6 +73,12 @@ def build_engine(config: RuntimeConfig) -> Parts:
         max_model_len=max_model_len,
         block_size=block_size,
         num_blocks=num_blocks,
+        make_sampler=partial(
+            Sampler,
+            tokenizer=tokenizer,
+            num_valid_ids=min(spec.vocab_size, tokenizer.num_ids) if tokenizer else None,
+            grammars=grammars,
+        ),
     )
     scheduler = Scheduler(
         config.scheduler,
@@ -76,11 +91,11 @@ def build_engine(config: RuntimeConfig) -> Parts:
     engine = Engine(
         scheduler,
         runner,
-        vocab_size=loaded.spec.vocab_size,
+        vocab_size=spec.vocab_size,
         max_model_len=max_model_len,
         check_integrity=config.engine.check_integrity,
     )
-    return Parts(engine, runner, loaded.spec, block_size, num_blocks, max_model_len)
+    return Parts(engine, runner, spec, tokenizer, grammars, block_size, num_blocks, max_model_len)
 
 
 def choose_device(wanted: str) -> torch.device:

@@ -56,6 +56,13 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
 
     @property
+    def num_ids(self) -> int:
+        """One above the largest id that has a piece; a vocabulary may have holes."""
+        if self.piece(self.vocab_size - 1) is not None and self.piece(self.vocab_size) is None:
+            return self.vocab_size
+        return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
     def bos_token_id(self) -> int | None:
         return self._special_id("bos_token")
 
@@ -180,7 +187,9 @@ _LOCAL_DECODERS = (
 def _examine_decoder(backend: tokenizers.Tokenizer) -> tuple[bool, bool]:
     """Whether tokens are byte-level, and whether pieces such as `<0xE4>` are bytes."""
     decoder = backend.decoder
-    rules = {"type": "Sequence", "decoders": []} if decoder is None else _state_of(decoder)
+    rules: Any = {"type": "Sequence", "decoders": []}
+    if decoder is not None:
+        rules = json.loads(decoder.__getstate__())
     steps = rules["decoders"] if rules["type"] == "Sequence" else [rules]
     kinds = [step["type"] for step in steps if step["type"] != "Fuse"]
     if kinds == ["ByteLevel"]:
@@ -193,7 +202,3 @@ def _examine_decoder(backend: tokenizers.Tokenizer) -> tuple[bool, bool]:
             f"supported: ByteLevel alone, or any of {', '.join(_LOCAL_DECODERS)}"
         )
     return False, "ByteFallback" in kinds
-
-
-def _state_of(decoder: Any) -> dict[str, Any]:
-    return json.loads(decoder.__getstate__())
