@@ -70,7 +70,7 @@ class EmulatedRecorder:
     @contextlib.contextmanager
     def graph(self) -> Iterator[None]:
         try:
-            with _Calls(self), Ops(self):
+            with Calls(self), Ops(self):
                 yield
         finally:
             self._part = self._last_part = None
@@ -203,7 +203,7 @@ class EmulatedRecorder:
             )
 
 
-class _Calls(TorchFunctionMode):
+class Calls(TorchFunctionMode):
     """Sees Python calls into torch, and into functions that announce themselves to it."""
 
     def __init__(self, recorder: EmulatedRecorder) -> None:

@@ -185,22 +185,19 @@ class GraphSet:
             statics=self._statics,
             check_addresses=self._options.check_addresses,
         )
-        made: dict[type[GraphMode], GraphMode] = {}
-        modes: dict[Kind, GraphMode] = {}
+        chosen = {Kind.EAGER: load_mode("eager")}
         for mode, kind in (
-            (load_mode("eager"), Kind.EAGER),
             (self._decode, self._decode.kind_of_decode),
             (self._mixed, self._mixed.kind_of_mixed),
         ):
             assert kind is not None, "choose_mode admits only modes that serve the case"
-            if mode not in made:
-                made[mode] = mode(resources)
-            if modes.setdefault(kind, made[mode]) is not made[mode]:
+            if chosen.setdefault(kind, mode) is not mode:
                 raise GraphError(
                     f"graphs.decode: {self._decode.name} and graphs.mixed: {self._mixed.name} both "
                     f"give {kind.value} graphs; name one of them for both, or another mode"
                 )
-        return modes
+        made = {mode: mode(resources) for mode in dict.fromkeys(chosen.values())}
+        return {kind: made[mode] for kind, mode in chosen.items()}
 
     def _capture(self, mode: GraphMode, key: GraphKey, call: Call) -> None:
         record = mode.capture(key, call)
