@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from runtime.config.schema import ModelConfig
 from runtime.errors import ConfigError, ModelError
 from runtime.models import load_model, read_spec
 from runtime.models._rope import inverse_frequencies
+from runtime.models._rope_spec import RopeSpec
 from tests.builders import ARCHITECTURES, make_hf_folder, write_config
 
 CPU = torch.device("cpu")
@@ -88,6 +90,15 @@ def test_unknown_rope_type_is_an_error(tmp_path: Path, key: str) -> None:
 def test_bad_rope_values(tmp_path: Path, rope: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         spec_of(write_config(tmp_path, rope_parameters=rope))
+
+
+@pytest.mark.case("LD07")
+def test_llama3_with_equal_bounds_at_a_wavelength_is_finite() -> None:
+    bound = 32 / (2 * math.pi)
+    rope = RopeSpec("llama3", 1e4, 8.0, 32, low_freq_factor=bound, high_freq_factor=bound)
+    frequencies, _ = inverse_frequencies(rope, 16)
+    assert frequencies.isfinite().all()
+    torch.testing.assert_close(frequencies[1:], 1e4 ** -(torch.arange(2, 16, 2) / 16) / 8)
 
 
 def test_rope_bounds_the_context(tmp_path: Path) -> None:
