@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runtime.api import Runtime
+    from runtime.async_engine import AsyncRuntime
     from runtime.config import RuntimeConfig
     from runtime.params import SamplingParams, StructuredOutput
     from runtime.results import Completion, Delta, Result
 
 __version__ = "0.1.0"
 __all__ = [
+    "AsyncRuntime",
     "Completion",
     "Delta",
     "Result",
@@ -22,6 +24,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncRuntime": "runtime.async_engine",
     "Completion": "runtime.results",
     "Delta": "runtime.results",
     "Result": "runtime.results",

@@ -38,3 +38,8 @@ class BackendError(StepgraphError):
 
 class StepError(StepgraphError):
     """A step that failed while it ran: its requests ended with an error, the engine goes on."""
+
+
+class EngineError(StepgraphError):
+    """The engine has stopped, by a crash (its cause is attached) or because it was closed: it takes
+    no requests, and those that ran have ended with this."""

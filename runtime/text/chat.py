@@ -104,7 +104,7 @@ def _check_messages(messages: Any) -> list[dict[str, Any]]:
     return [_check_message(message, f"message {i}") for i, message in enumerate(messages)]
 
 
-def _check_message(message: Any, where: str) -> dict[str, Any]:
+def _check_message(message: Any, where: str) -> Any:
     message = _plain(message, where)
     if not isinstance(message, dict):
         raise RequestError("chat", f"{where} must be a mapping with role and content: {message!r}")
@@ -130,9 +130,11 @@ def _check_tools(tools: Any) -> list[dict[str, Any]] | None:
     return [_check_tool(tool, f"tool {i}") for i, tool in enumerate(tools)]
 
 
-def _check_tool(tool: Any, where: str) -> dict[str, Any]:
+def _check_tool(tool: Any, where: str) -> Any:
     if callable(tool) and not isinstance(tool, type):
-        from transformers.utils import get_json_schema  # slow to import, seldom needed
+        from transformers.utils.chat_template_utils import (
+            get_json_schema,
+        )  # slow to import, seldom needed
 
         try:
             tool = get_json_schema(tool)
@@ -154,9 +156,12 @@ def _plain(value: Any, where: str, field: str = "chat") -> Any:
     """A copy out of plain JSON types: a template must not reach the methods of other objects."""
     if value is None or isinstance(value, bool):
         return value
-    for kind in (str, int, float):
-        if isinstance(value, kind):
-            return value if type(value) is kind else kind.__new__(kind, value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
     if isinstance(value, Mapping):
         return {_plain(k, where, field): _plain(v, where, field) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -179,7 +184,7 @@ def _environment() -> jinja2.Environment:
     class Generation(jinja2.ext.Extension):
         """`{% generation %}` marks what the assistant said, for training; here its body is kept."""
 
-        tags = frozenset({"generation"})
+        tags = {"generation"}  # noqa: RUF012
 
         def parse(self, parser: Any) -> Any:
             next(parser.stream)
