@@ -54,7 +54,8 @@ def num_valid_ids(vocab_size: int, tokenizer: TokenizerLike | None) -> int:
     """The ids that have a piece, up to the last one; models pad their vocabulary beyond it."""
     if tokenizer is None:
         return vocab_size
-    return min(vocab_size, 1 + max(tokenizer.backend.get_vocab(with_added_tokens=True).values()))
+    vocabulary: dict[str, int] = tokenizer.backend.get_vocab(with_added_tokens=True)
+    return min(vocab_size, 1 + max(vocabulary.values()))
 
 
 def _check_logprobs(name: str, asked: int | None, vocab_size: int, limit: int | None) -> None:

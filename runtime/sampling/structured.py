@@ -21,10 +21,13 @@ from torch import Tensor
 from runtime.errors import RequestError
 from runtime.params import StructuredOutput
 from runtime.sampling.edits import TokenizerLike, Work, held_rows
+from runtime.sampling.productive import can_end
 from runtime.step import IntArray, NewRow
 
 FIELD = "structured_output"
 MAX_KEPT_GRAMMARS = 128
+JSON_OPTIONS = {"whitespace_pattern": r"[ \n\r\t]{0,20}"}
+"""Any layout up to a depth, and no endless white space, into which small models fall."""
 
 
 class Grammars:
@@ -68,7 +71,10 @@ class Grammars:
         if self._vocabulary is None:
             self._vocabulary = self._read_vocabulary(lib)
         try:
-            grammar = lib.grammar_from(kind, text)
+            if kind == "json":
+                grammar = lib.LLMatcher.grammar_from_json_schema(text, defaults=JSON_OPTIONS)
+            else:
+                grammar = lib.grammar_from(kind, text)
         except ValueError as error:
             raise RequestError(FIELD, f"invalid {kind}: {error}") from None
         matcher = lib.LLMatcher(self._vocabulary, grammar, log_level=0)
@@ -76,7 +82,7 @@ class Grammars:
             raise RequestError(FIELD, f"invalid {kind}: {_first_lines(matcher.get_error())}")
         first = matcher.deep_copy()
         first.compute_bitmask()
-        if first.is_error():
+        if first.is_error() or (kind == "grammar" and not can_end(grammar)):
             raise RequestError(FIELD, f"no text matches this {kind}: {text!r}")
         return matcher
 
@@ -104,7 +110,10 @@ def _llguidance() -> Any:
 def _kind_and_text(constraint: StructuredOutput) -> tuple[str, str]:
     if constraint.json is not None:
         given = constraint.json
-        return "json", given if isinstance(given, str) else json.dumps(given)
+        try:
+            return "json", given if isinstance(given, str) else json.dumps(given)
+        except (TypeError, ValueError) as error:
+            raise RequestError(FIELD, f"json is no JSON schema: {error}") from None
     if constraint.regex is not None:
         return "regex", constraint.regex
     if constraint.grammar is not None:
@@ -195,19 +204,22 @@ class Structured:
 
     def _compute(self, tasks: list[tuple[_Row, list[int]]]) -> None:
         """On the worker thread: feed the new tokens, then fill the masks."""
-        alive = []
-        for state, fresh in tasks:
-            if fresh and not (state.matcher.is_stopped() or state.matcher.consume_tokens(fresh)):
-                state.error = _death(state.matcher)
-            else:
-                alive.append((state.matcher, state.slot))
-        masks = self._masks
-        self._executor.unsafe_compute_mask_ptr(
-            alive, masks.ctypes.data, masks.shape[1] * masks.itemsize, len(masks)
-        )
-        for state, _ in tasks:
-            if state.matcher.is_error():
-                state.error = _death(state.matcher)
+        try:
+            for state, fresh in tasks:
+                if not state.matcher.is_stopped():
+                    state.matcher.consume_tokens(fresh)
+            alive = [(s.matcher, s.slot) for s, _ in tasks if not s.matcher.is_error()]
+            if alive:
+                masks = self._masks
+                self._executor.unsafe_compute_mask_ptr(
+                    alive, masks.ctypes.data, masks.shape[1] * masks.itemsize, len(masks)
+                )
+            for state, _ in tasks:
+                if state.matcher.is_error():
+                    state.error = _death(state.matcher)
+        except Exception as error:  # the library's own failure: these rows end, the step goes on
+            for state, _ in tasks:
+                state.error = f"{FIELD}: llguidance failed with {type(error).__name__}: {error}"
 
     def _wait(self) -> None:
         if self._running is not None:
