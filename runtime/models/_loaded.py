@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from attention_backends._interface import AttentionShape
+from attention_backends import AttentionShape
 from runtime.errors import ModelError
 from runtime.models._decoder import Decoder
 from runtime.models._interface import DecoderModel
