@@ -25,11 +25,11 @@ from runtime.config.schema import ModelConfig
 from runtime.disk_cache import cache_folder_of, is_whole, publish_folder
 from runtime.errors import ModelError
 from runtime.models._checkpoint import INDEX_FILE, SINGLE_FILE
-from runtime.models._gguf import (
+from runtime.models._gguf_config import gguf_config
+from runtime.models._gguf_header import (
     ROPE_FACTORS_TENSOR,
     GgufHeader,
     TensorInfo,
-    gguf_config,
     read_header,
 )
 from runtime.models._spec import ModelSpec

@@ -10,7 +10,8 @@ from runtime.config.schema import ModelConfig
 from runtime.errors import ConfigError, ModelError
 from runtime.models._checkpoint import Checkpoint, read_json
 from runtime.models._config import check_dtype, config_dtype, spec_from_config
-from runtime.models._gguf import gguf_config, read_header
+from runtime.models._gguf_config import gguf_config
+from runtime.models._gguf_header import read_header
 from runtime.models._spec import ModelSpec
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from runtime.config.schema import ModelConfig
 from runtime.disk_cache import cache_folder_of
 from runtime.errors import ConfigError, ModelError
 from runtime.models import _gguf_convert, load_model, read_spec
-from runtime.models._gguf import TensorInfo, read_header
+from runtime.models._gguf_header import TensorInfo, read_header
 from tests.builders import make_gguf, make_hf_folder
 
 CPU = torch.device("cpu")
