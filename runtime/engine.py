@@ -75,7 +75,7 @@ class Engine:
         outputs, self._pending = self._pending, []
         started = time.perf_counter()
         so = self.scheduler.schedule()
-        if so.num_reqs or so.freed_rows:
+        if so.num_reqs:
             outputs += self._run(so, started)
         if self._check_integrity:
             self.scheduler.check_integrity()
@@ -106,8 +106,6 @@ class Engine:
             # An interrupt inside a step: leave the scheduler consistent, and let the caller stop.
             self._pending = self.scheduler.fail_step(so, "interrupted")
             raise
-        if not so.num_reqs:
-            return []
         outputs = self.scheduler.update_from_output(so, ro)
         self.counters.count(ro.shape, time.perf_counter() - started)
         return outputs
