@@ -357,12 +357,13 @@ def test_a_cache_that_cannot_be_written(tiny: Path) -> None:
         parameters_of(tiny, cache_dir=str(blocker / "cache"))
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root writes anywhere")
 def test_a_read_only_cache_still_serves_what_it_has(tiny: Path) -> None:
     first = parameters_of(tiny)
     folder = cache_folder_of(tiny, config_of(tiny))
     folder.chmod(0o555)
     try:
+        if os.access(folder, os.W_OK):
+            pytest.skip("this user writes anywhere")
         assert torch.equal(parameters_of(tiny)["norm.weight"], first["norm.weight"])
         with pytest.raises(ConfigError, match=r"model.cache_dir"):
             parameters_of(tiny, dtype="float16")
