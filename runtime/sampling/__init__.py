@@ -1,7 +1,7 @@
 """From logits to tokens."""
 
-from runtime.sampling.checks import check_params, num_valid_ids, with_seed
+from runtime.sampling.checks import check_params, with_seed
 from runtime.sampling.sampler import Sampler, SamplerOutput
 from runtime.sampling.structured import Grammars
 
-__all__ = ["Grammars", "Sampler", "SamplerOutput", "check_params", "num_valid_ids", "with_seed"]
+__all__ = ["Grammars", "Sampler", "SamplerOutput", "check_params", "with_seed"]

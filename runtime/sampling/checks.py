@@ -32,12 +32,7 @@ def check_params(
     Raises:
         RequestError: naming the field.
     """
-    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-        for token_id in getattr(params, name) or ():
-            if token_id >= vocab_size:
-                raise RequestError(
-                    name, f"token id {token_id} is outside the vocabulary [0, {vocab_size})"
-                )
+    check_ids(params, vocab_size)
     for name in ("logprobs", "prompt_logprobs"):
         _check_logprobs(name, getattr(params, name), vocab_size, max_logprobs)
     _check_ends(params, eos_token_ids)
@@ -50,12 +45,14 @@ def check_params(
         grammars.check(params.structured_output)
 
 
-def num_valid_ids(vocab_size: int, tokenizer: TokenizerLike | None) -> int:
-    """The ids that have a piece, up to the last one; models pad their vocabulary beyond it."""
-    if tokenizer is None:
-        return vocab_size
-    vocabulary: dict[str, int] = tokenizer.backend.get_vocab(with_added_tokens=True)
-    return min(vocab_size, 1 + max(vocabulary.values()))
+def check_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Refuse token ids outside the vocabulary."""
+    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        for token_id in getattr(params, name) or ():
+            if token_id >= vocab_size:
+                raise RequestError(
+                    name, f"token id {token_id} is outside the vocabulary [0, {vocab_size})"
+                )
 
 
 def _check_logprobs(name: str, asked: int | None, vocab_size: int, limit: int | None) -> None:

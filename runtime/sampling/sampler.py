@@ -11,6 +11,7 @@ from torch import Tensor
 
 from runtime.errors import RequestError
 from runtime.sampling.blocks import BlockedScores
+from runtime.sampling.checks import check_ids
 from runtime.sampling.draw import draw_truncated, draw_untruncated, row_chunks
 from runtime.sampling.edits import (
     AllowedIds,
@@ -85,7 +86,7 @@ class Sampler:
         self.device = torch.device(device)
         self._token_ids = token_ids
         self._table = RowTable(len(token_ids), self.num_valid_ids)
-        self._structured = Structured(grammars, token_ids, self.num_valid_ids)
+        self._structured = Structured(grammars, token_ids)
         self._min_tokens = MinTokens()
         self._edits: tuple[Edit, ...] = (
             AllowedIds(),
@@ -107,6 +108,7 @@ class Sampler:
         self.drop(new.row)
         self._table.set(new)
         try:
+            check_ids(new.params, self.vocab_size)
             edited = [edit.add(new) and edit is not self._min_tokens for edit in self._edits]
             self._table.is_edited[new.row] = any(edited)
         except RequestError as error:
@@ -211,12 +213,13 @@ class Sampler:
             part = index[chunk]
             on_device = self._tensor(part)
             logits = self._scratch_rows(len(part))
-            logits.copy_(scores.scores[on_device])
+            logits[:, : self.num_valid_ids] = scores.scores[on_device]
+            logits[:, self.num_valid_ids :] = -torch.inf
             found: dict[int, str] = {}
             work = Work(logits, rows[part], num_tokens[part], self._token_ids, found)
             for edit in self._edits:
                 edit.apply(work)
-            final = BlockedScores(logits)
+            final = BlockedScores(logits[:, : self.num_valid_ids])
             drawn = self._choose(final, None, rows[part], num_tokens[part])
             tokens[on_device] = torch.where(final.max.isfinite(), drawn, -1)
             errors.update({int(part[i]): reason for i, reason in found.items()})
@@ -237,11 +240,11 @@ class Sampler:
         return out
 
     def _scratch_rows(self, num_rows: int) -> Tensor:
-        """[num_rows, num_valid_ids] float32, uninitialised, kept between steps."""
-        size = num_rows * self.num_valid_ids
+        """[num_rows, V] float32, uninitialised; the memory is kept between steps."""
+        size = num_rows * self.vocab_size
         if self._scratch.numel() < size:
             self._scratch = torch.empty(size, device=self.device)
-        return self._scratch[:size].view(num_rows, self.num_valid_ids)
+        return self._scratch[:size].view(num_rows, self.vocab_size)
 
     def _tensor(self, array: npt.NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array).to(self.device)

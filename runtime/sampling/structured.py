@@ -75,9 +75,9 @@ class Grammars:
                 grammar = lib.LLMatcher.grammar_from_json_schema(text, defaults=JSON_OPTIONS)
             else:
                 grammar = lib.grammar_from(kind, text)
+            matcher = lib.LLMatcher(self._vocabulary, grammar, log_level=0)
         except ValueError as error:
             raise RequestError(FIELD, f"invalid {kind}: {error}") from None
-        matcher = lib.LLMatcher(self._vocabulary, grammar, log_level=0)
         if matcher.is_error():
             raise RequestError(FIELD, f"invalid {kind}: {_first_lines(matcher.get_error())}")
         first = matcher.deep_copy()
@@ -142,14 +142,12 @@ class _Row:
 class Structured:
     """The edit that applies the masks. A grammar that no token continues ends its request."""
 
-    def __init__(
-        self, grammars: Grammars | None, token_ids: npt.NDArray[np.int32], vocab_size: int
-    ) -> None:
+    def __init__(self, grammars: Grammars | None, token_ids: npt.NDArray[np.int32]) -> None:
         self._grammars = grammars
         self._token_ids = token_ids
-        self._vocab_size = vocab_size
         self._rows: dict[int, _Row] = {}
-        self._masks = np.zeros((0, (vocab_size + 31) // 32), np.int32)
+        width = 0 if grammars is None else (grammars.vocab_size + 31) // 32
+        self._masks = np.zeros((0, width), np.int32)
         self._free: list[int] = []
         self._pool: ThreadPoolExecutor | None = None
         self._executor: Any = None
@@ -194,7 +192,7 @@ class Structured:
         self._wait()
         states = [self._rows[int(work.rows[i])] for i in held]
         masks = torch.from_numpy(self._masks[[s.slot for s in states]]).to(work.logits.device)
-        excluded = ~unpack_bits(masks, self._vocab_size)
+        excluded = ~unpack_bits(masks, work.logits.shape[1])
         if len(held) == len(work.rows):
             work.logits.masked_fill_(excluded, -torch.inf)
         else:
@@ -247,7 +245,10 @@ def _death(matcher: Any) -> str:
 
 
 def unpack_bits(masks: Tensor, vocab_size: int) -> Tensor:
-    """[n, ceil(V / 32)] int32, low bit first -> [n, V] bool."""
+    """[n, words] int32, low bit first -> [n, V] bool; False beyond the last word."""
+    missing = -(-vocab_size // 32) - masks.shape[1]
+    if missing > 0:
+        masks = torch.nn.functional.pad(masks, (0, missing))
     if masks.device.type == "cpu":
         bits = np.unpackbits(masks.numpy().view(np.uint8), axis=1, bitorder="little")
         return torch.from_numpy(bits[:, :vocab_size].view(np.bool_))

@@ -6,7 +6,7 @@ import pytest
 
 from runtime.errors import RequestError
 from runtime.params import SamplingParams
-from runtime.sampling import check_params, num_valid_ids, with_seed
+from runtime.sampling import check_params, with_seed
 from tests.unit.sampling.helpers import ByteTokenizer
 
 
@@ -58,12 +58,6 @@ def test_bad_words_need_a_tokenizer_that_can_write_them(tokenizer: ByteTokenizer
 def test_structured_output_needs_a_tokenizer():
     with pytest.raises(RequestError, match=r"^structured_output: needs a tokenizer"):
         check_params(SamplingParams(structured_output={"regex": "a"}), 300)
-
-
-def test_the_padding_of_a_vocabulary(tokenizer: ByteTokenizer):
-    assert num_valid_ids(512, tokenizer) == tokenizer.vocab_size
-    assert num_valid_ids(100, tokenizer) == 100
-    assert num_valid_ids(512, None) == 512
 
 
 @pytest.mark.case("SA03")

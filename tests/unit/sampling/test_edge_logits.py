@@ -105,6 +105,30 @@ def test_ids_without_a_piece_are_never_sampled(params):
         assert max(e.token_id for e in entries) < 64
 
 
+def test_params_and_prompts_may_name_ids_without_a_piece():
+    """They are in the model's vocabulary, so they are no error; nor may they reach another row."""
+    params = [
+        SamplingParams(temperature=0.0, logit_bias={71: 100.0, 3: 50.0}),
+        SamplingParams(temperature=0.0, allowed_token_ids=(5, 70)),
+        SamplingParams(temperature=0.0, repetition_penalty=9.0, presence_penalty=2.0),
+        SamplingParams(temperature=0.0, min_tokens=3, stop_token_ids=(69,)),
+        SamplingParams(temperature=0.0, logits_processors=(lambda _, x: x,)),
+    ]
+    logits = logits_of(5, 72, 1.0)
+    bench = Bench(params, 72, num_valid_ids=64, prompts=[[64, 65, 66, 67, 68, 69, 70, 71]] * 5)
+    best = logits[:, :64].argmax(-1).tolist()
+    out = bench.sample(logits)
+    assert not out.errors
+    assert out.token_ids.tolist() == [3, 5, *best[2:]]
+
+
+def test_ids_outside_the_models_vocabulary_end_that_request():
+    params = [SamplingParams(temperature=0.0, logit_bias={72: 1.0}), GREEDY]
+    out = Bench(params, 72).sample(logits_of(2, 72, 1.0))
+    assert list(out.errors) == [0]
+    assert out.errors[0].startswith("logit_bias: ")
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_logits_are_read_as_float32(dtype):
     params = [

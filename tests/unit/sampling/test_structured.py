@@ -140,6 +140,15 @@ def test_prepare_is_optional_and_may_come_twice(tokenizer, grammars):
     assert bare.sampler.sample(logits, bare.rows, bare.num_tokens).token_ids == want
 
 
+@pytest.mark.parametrize("grammar_ids", [300, 263])
+def test_a_padded_vocabulary(tokenizer, grammar_ids):
+    made = Grammars(tokenizer, grammar_ids, EOS)
+    params = SamplingParams(seed=1, structured_output={"regex": "[0-9]+"})
+    bench = Bench([params] * 2, 300, grammars=made, num_valid_ids=tokenizer.vocab_size, eos=EOS)
+    digits = [bench.step(logits_of(2, 300, 2.0, step)) for step in range(3)]
+    assert all(tokenizer.decode([t]).isdigit() for row in digits for t in row if t != EOS[0])
+
+
 def test_ignore_eos_goes_on_with_eos_after_the_end(tokenizer, grammars):
     v = tokenizer.vocab_size
     bench = bench_of([{"choice": ["yes"]}], grammars, v, ignore_eos=True)
