@@ -1,0 +1,55 @@
+import hashlib
+import itertools
+import struct
+
+import pytest
+import xxhash
+
+from runtime.errors import ConfigError
+from runtime.kv_cache.block_keys import BlockHasher, encode_extra_keys, frame
+
+
+def test_frame_is_injective_over_shifted_boundaries():
+    parts = [b"", b"a", b"ab", b"\x00\x00\x00\x01"]
+    seen = {}
+    for n in range(4):
+        for combo in itertools.product(parts, repeat=n):
+            assert seen.setdefault(frame(*combo), combo) == combo
+
+
+@pytest.mark.parametrize(
+    ("name", "digest", "size"),
+    [
+        ("xxh3_128", lambda data: xxhash.xxh3_128(data).digest(), 16),
+        ("sha256", lambda data: hashlib.sha256(data).digest(), 32),
+    ],
+)
+def test_key_is_the_named_hash_over_framed_parts(name, digest, size):
+    hasher = BlockHasher(2, name)
+    tokens = hasher.pack([9, 7, 5, 3], 1)
+    assert tokens == struct.pack("<2i", 5, 3)
+    key = hasher.key(b"parent", tokens, b"x")
+    assert key == digest(frame(b"parent", tokens, b"x"))
+    assert len(key) == size
+
+
+def test_every_part_changes_the_key():
+    hasher = BlockHasher(2, "xxh3_128")
+    tokens = hasher.pack([1, 2], 0)
+    keys = {
+        hasher.key(b"", tokens, b""),
+        hasher.key(b"p", tokens, b""),
+        hasher.key(b"", hasher.pack([2, 1], 0), b""),
+        hasher.key(b"", tokens, encode_extra_keys("s1")),
+        hasher.key(b"", tokens, encode_extra_keys("")),
+    }
+    assert len(keys) == 5
+
+
+def test_no_salt_and_an_empty_salt_differ():
+    assert encode_extra_keys(None) != encode_extra_keys("")
+
+
+def test_unknown_hash_names_the_key_and_what_is_allowed():
+    with pytest.raises(ConfigError, match=r"cache\.hash.*md5.*xxh3_128, sha256"):
+        BlockHasher(4, "md5")
