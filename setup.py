@@ -19,8 +19,11 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     packages=find_packages(
-        include=["runtime", "runtime.*", "attention_backends", "attention_backends.*"]
-        + ["graphs", "graphs.*"]
+        include=[
+            f"{name}{suffix}"
+            for name in ("runtime", "attention_backends", "graphs")
+            for suffix in ("", ".*")
+        ]
     ),
     package_data={
         name: ["py.typed", "*.cpp", "**/*.cpp", "*.h", "**/*.h"]
@@ -46,9 +49,13 @@ setup(
     extras_require={
         "flash-attention": ["flash-attn>=2.6"],
         "flashinfer": ["flashinfer-python>=0.2.5"],
+        "structured": ["llguidance>=1"],
         "triton": ["triton>=3.2"],
         "test": [
+            "accelerate>=1",
+            "llguidance>=1",
             "pytest>=8.3",
+            'triton>=3.2; sys_platform == "linux"',
             "hypothesis>=6.100",
             "ruff>=0.17.6,<0.18",
             "mypy>=2.4,<3",

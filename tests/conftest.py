@@ -22,3 +22,17 @@ def smollm2_path() -> Path:
             raise
         pytest.skip(str(error))
     return path
+
+
+@pytest.fixture(scope="session")
+def smollm2_reference(smollm2_path: Path):
+    """transformers' model of the same file, float32."""
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    return AutoModelForCausalLM.from_pretrained(
+        smollm2_path.parent,
+        gguf_file=smollm2_path.name,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
+    )

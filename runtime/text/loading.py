@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -20,7 +19,7 @@ import tokenizers
 import xxhash
 
 from runtime.config.schema import ModelConfig
-from runtime.disk_cache import CACHE_DIR_VARIABLE, is_whole, publish_folder
+from runtime.disk_cache import cache_root, is_whole, publish_folder
 from runtime.errors import ConfigError, ModelError
 from runtime.text.tokenizer import Tokenizer, TokenizerSettings
 
@@ -49,7 +48,7 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
     source = _find_source(config)
     if source is None:
         return None
-    kept = _cache_root(config) / "tokenizers" / _key_of(source)
+    kept = cache_root(config) / "tokenizers" / _key_of(source)
     if is_whole(kept):
         try:
             return _read(kept)
@@ -115,11 +114,6 @@ def _convert(source: Path) -> tuple[tokenizers.Tokenizer, TokenizerSettings]:
 
 
 # -- what is kept ---------------------------------------------------------------------------------
-
-
-def _cache_root(config: ModelConfig) -> Path:
-    root = config.cache_dir or os.environ.get(CACHE_DIR_VARIABLE) or "~/.cache/stepgraph"
-    return Path(root).expanduser()
 
 
 def _key_of(source: Path) -> str:

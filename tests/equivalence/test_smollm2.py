@@ -32,24 +32,13 @@ def baseline():
     return run(PROMPTS)[0]
 
 
-@pytest.fixture(scope="module")
-def reference_model(smollm2_path):
-    transformers = pytest.importorskip("transformers")
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        smollm2_path.parent,
-        gguf_file=smollm2_path.name,
-        dtype=torch.float32,
-        quantization_config=transformers.GgufConfig(dequantize=True),
-    )
-
-
 @torch.inference_mode()
-def test_tokens_equal_transformers(baseline, reference_model):
+def test_tokens_equal_transformers(baseline, smollm2_reference):
     # By induction, tokens are those of greedy decoding if and only if each is the argmax after all
     # tokens before it: one forward over prompt and output checks all 64.
     for result in baseline:
         ids = [*result.prompt_token_ids, *result.token_ids]
-        logits = reference_model(torch.tensor([ids])).logits[0]
+        logits = smollm2_reference(torch.tensor([ids])).logits[0]
         first = len(result.prompt_token_ids) - 1
         expected = logits[first:-1].argmax(-1).tolist()
         assert list(result.token_ids) == expected, result.prompt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,19 +17,13 @@ PROMPT = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 953
 
 
 @pytest.mark.slow
-def test_logits_equal_those_of_transformers(smollm2_path: Path, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, GgufConfig
-
+def test_logits_equal_those_of_transformers(
+    smollm2_path: Path, smollm2_reference: Any, tmp_path: Path
+) -> None:
     config = ModelConfig(path=str(smollm2_path), dtype="float32", cache_dir=str(tmp_path))
     loaded = load_model(config, torch.device("cpu"))
-    reference = AutoModelForCausalLM.from_pretrained(
-        smollm2_path.parent,
-        gguf_file=smollm2_path.name,
-        dtype=torch.float32,
-        quantization_config=GgufConfig(dequantize=True),
-    )
     with torch.inference_mode():
-        theirs = reference(torch.tensor([PROMPT])).logits[0]
+        theirs = smollm2_reference(torch.tensor([PROMPT])).logits[0]
         hidden = loaded.model.forward(
             torch.tensor(PROMPT, dtype=torch.int32),
             torch.arange(len(PROMPT)),
