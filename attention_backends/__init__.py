@@ -25,6 +25,18 @@ from attention_backends._interface import (
     Plan,
     Support,
 )
+from attention_backends._native import (
+    NativeBuildError,
+    NativeKernel,
+    NativeLibrary,
+    NativeSource,
+    StepList,
+    able_isas,
+    best_isa,
+    compiler_problem,
+    launch,
+    load_library,
+)
 
 __all__ = [
     "NULL_BLOCK",
@@ -38,10 +50,20 @@ __all__ = [
     "Choice",
     "GraphSupport",
     "LayerKV",
+    "NativeBuildError",
+    "NativeKernel",
+    "NativeLibrary",
+    "NativeSource",
     "Plan",
+    "StepList",
     "Support",
+    "able_isas",
     "backend_names",
+    "best_isa",
     "choose_backend",
+    "compiler_problem",
     "examine_all",
     "examine_layers",
+    "launch",
+    "load_library",
 ]
