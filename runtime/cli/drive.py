@@ -12,6 +12,7 @@ from typing import Protocol
 
 from runtime.api import Runtime
 from runtime.cli.work import Job
+from runtime.config import RequestConfig
 from runtime.errors import RequestError, StepError
 from runtime.results import Delta, Result
 
@@ -87,8 +88,11 @@ def drive(
     while (waiting or live) and not interrupt.signum:
         while waiting and (look_ahead is None or len(live) < look_ahead):
             job = waiting.popleft()
+            if job.request is None:
+                end(job, None, "error", job.error)
+                continue
             try:
-                live[_add(runtime, job)] = job
+                live[_add(runtime, job, job.request)] = job
             except RequestError as error:
                 end(job, None, "error", str(error))
         _take(runtime, live, listeners)
@@ -102,16 +106,14 @@ def drive(
         end(job, None, "abort")
 
 
-def _add(runtime: Runtime, job: Job) -> str:
-    if job.request is None:
-        raise RequestError("input", job.error or "no request")
+def _add(runtime: Runtime, job: Job, request: RequestConfig) -> str:
     return runtime.add_request(
-        job.request.prompt,
-        chat=job.request.chat,
-        token_ids=job.request.token_ids,
+        request.prompt,
+        chat=request.chat,
+        token_ids=request.token_ids,
         params=job.sampling,
-        priority=job.request.priority,
-        cache_salt=job.request.cache_salt,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
     )
 
 

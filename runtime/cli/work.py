@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from runtime.config import RequestConfig, RunConfig
+from runtime.config.problems import unknown_name
 from runtime.errors import ConfigError
+from runtime.params import SamplingParams
 
-_OWN_FIELDS = frozenset(RequestConfig.model_fields)
+_OWN_FIELDS = tuple(RequestConfig.model_fields)
+_SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams))
 
 
 @dataclass(slots=True)
@@ -101,9 +104,12 @@ def parse_line(line: bytes) -> RequestConfig:
         raise ConfigError(f"no valid JSON: {error.msg} (column {error.colno})") from None
     if not isinstance(values, dict):
         raise ConfigError("must be a JSON object with prompt, chat or token_ids")
+    for name in values:
+        if name not in _OWN_FIELDS and name not in _SAMPLING_FIELDS:
+            raise ConfigError(f"{name}: {unknown_name(name, [*_OWN_FIELDS, *_SAMPLING_FIELDS])}")
     own = {name: value for name, value in values.items() if name in _OWN_FIELDS}
     sampling = own.pop("sampling", {})
     if isinstance(sampling, dict):
-        beside = {name: value for name, value in values.items() if name not in _OWN_FIELDS}
+        beside = {name: value for name, value in values.items() if name in _SAMPLING_FIELDS}
         sampling = {**sampling, **beside}
     return RequestConfig(**own, sampling=sampling)

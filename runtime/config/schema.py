@@ -166,8 +166,6 @@ class RuntimeConfig(Section):
 class RequestConfig(Section):
     """One entry of a run file's `requests`: exactly one of prompt, chat, token_ids."""
 
-    yaml_key: ClassVar[Key] = ("requests",)
-
     prompt: str | None = None
     chat: list[dict[str, Any]] | None = None
     token_ids: list[int] | None = None

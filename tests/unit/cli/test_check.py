@@ -1,0 +1,96 @@
+"""`stepgraph check`: the verdict and the exit status are those that `generate` would give."""
+
+import json
+
+import pytest
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "vocab_size": 320,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture
+def check(call, tmp_path):
+    """Check a tiny model of random weights, with flags."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+
+    def run(*sets):
+        flags = [flag for text in ("engine.device=cpu", *sets) for flag in ("--set", text)]
+        return call("check", "--model", tmp_path, "--set", "model.format=dummy", *flags)
+
+    return run
+
+
+def test_ready(check):
+    status, out, err = check("cache.num_blocks=20", "cache.block_size=16")
+    assert (status, err) == (0, "")
+    assert out.endswith("verdict: ready\n")
+    weights = 4 * (320 * 64 + 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64))
+    kv = 4 * 2 * 2 * 2 * 16
+    assert f"{weights:,} bytes" in out
+    assert f"{kv:,} bytes per token" in out
+    assert f"{(20 + 2) * 16 * kv:,} bytes" in out
+    assert "20 usable of 16 tokens" in out
+    assert "128 tokens" in out
+    assert "LlamaForCausalLM, float32" in out
+    for title in ("machine", "versions", "model", "graph modes", "KV pool"):
+        assert f"{title}\n" in out
+
+
+def test_every_backend_has_its_answer(check):
+    from attention_backends import backend_names
+
+    _, out, _ = check()
+    rows = dict(line.split(maxsplit=1) for line in out.splitlines() if line.startswith("  "))
+    for name in backend_names():
+        assert rows[name].startswith(("able: ", "unable: "))
+    assert rows["torch_paged"].startswith("able: ")
+
+
+@pytest.mark.parametrize(
+    ("sets", "status", "message"),
+    [
+        (["attention.backend=torch_pagd"], 4, "did you mean 'torch_paged'"),
+        (["graphs.decode=egaer"], 4, "no graph mode 'egaer'"),
+        (["cache.memory=1KiB"], 2, "cache.memory: "),
+        (
+            ["cache.num_blocks=2", "cache.block_size=4", "model.max_model_len=100"],
+            2,
+            "must be <= 9",
+        ),
+        (["model.max_model_len=129"], 2, "model.max_model_len: "),
+        (["cache.num_blocks=100000000", "cache.block_size=16"], 2, "cache.num_blocks: "),
+        (["scheduler.max_num_seqs=yes"], 2, "scheduler.max_num_seqs: must be an integer"),
+    ],
+)
+def test_the_reason_why_not(check, sets, status, message):
+    found, out, _ = check(*sets)
+    verdict = out[out.index("verdict: ") :]
+    assert verdict.startswith("verdict: cannot run: ")
+    assert message in verdict
+    assert found == status
+
+
+def test_without_a_model(call):
+    status, out, _ = call("check")
+    assert status == 0
+    assert "attention backends, for a typical model" in out
+    assert "torch_paged" in out
+    assert out.endswith("verdict: no model was given; add --config F.yaml or --model PATH\n")
+
+
+def test_a_model_from_the_environment_is_checked(call, monkeypatch):
+    monkeypatch.setenv("STEPGRAPH_MODEL__PATH", "gone")
+    status, out, _ = call("check")
+    assert status == 3
+    assert "gone does not exist" in out
