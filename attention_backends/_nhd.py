@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,11 @@ def left_window(window: int | None) -> int:
     Models count the token itself (`sliding_window`), so W is W - 1 here; no window is -1.
     """
     return -1 if window is None else window - 1
+
+
+def window_size(window: int | None) -> tuple[int, int]:
+    """FlashAttention's (left, right), the token itself in neither; (-1, -1) is unbounded."""
+    return (-1, -1) if window is None else (left_window(window), 0)
 
 
 def allocate_kv(
@@ -39,6 +45,15 @@ def group_shapes(shapes: Sequence[AttentionShape]) -> tuple[list[AttentionShape]
     """The distinct shapes, and of each layer the index of its shape among them."""
     distinct = list(dict.fromkeys(shapes))
     return distinct, [distinct.index(shape) for shape in shapes]
+
+
+def accepts(function: Callable[..., object], keywords: Sequence[str]) -> bool:
+    """True where the library's function takes these keywords; releases differ."""
+    try:
+        inspect.signature(function).bind(**dict.fromkeys(keywords))
+    except TypeError:
+        return False
+    return True
 
 
 def query_lens(batch: AttentionBatch) -> IntArray:

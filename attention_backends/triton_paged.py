@@ -70,6 +70,7 @@ class Backend:
     """See `AttentionBackend`. Grids depend on padded sizes alone: one graph serves any lengths."""
 
     name: ClassVar[str] = "triton_paged"
+    preference: ClassVar[int] = 10
 
     def __init__(
         self, shapes: Sequence[AttentionShape], block_size: int, device: torch.device
