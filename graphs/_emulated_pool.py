@@ -41,10 +41,10 @@ class EmulatedPool:
             like: a dense tensor.
             made_by: the op that makes it, for messages.
         """
-        num_bytes = max(_memory.span_bytes(like), 1) if like.numel() else 1
+        num_bytes = _memory.span_bytes(like) if like.numel() else 1
         block = self._find(num_bytes, like.device)
-        block.memory.fill_(POISON_BYTE)
-        flat = _memory.memory_at(block.memory.data_ptr(), num_bytes, like.device)
+        memory = block.memory.fill_(POISON_BYTE)
+        flat = _memory.memory_at(memory.data_ptr(), num_bytes, like.device, owner=memory)
         block.user = StorageWeakRef(flat.untyped_storage())
         block.made_by = made_by
         if not like.numel():

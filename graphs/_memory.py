@@ -11,7 +11,8 @@ from torch import Tensor
 class _DeviceBytes:
     """Bytes of a CUDA device as the array interface describes them."""
 
-    def __init__(self, address: int, num_bytes: int) -> None:
+    def __init__(self, address: int, num_bytes: int, owner: Tensor | None) -> None:
+        self.owner = owner
         self.__cuda_array_interface__ = {
             "shape": (num_bytes,),
             "typestr": "|u1",
@@ -21,12 +22,19 @@ class _DeviceBytes:
         }
 
 
-def memory_at(address: int, num_bytes: int, device: torch.device) -> Tensor:
-    """A uint8 tensor [num_bytes] over memory that somebody else keeps alive."""
+def memory_at(
+    address: int, num_bytes: int, device: torch.device, owner: Tensor | None = None
+) -> Tensor:
+    """A uint8 tensor [num_bytes] over memory that the owner, or somebody else, keeps alive.
+
+    Args:
+        owner: kept for as long as the tensor lives.
+    """
     if device.type == "cpu":
         buffer = (ctypes.c_char * num_bytes).from_address(address)
+        buffer.owner = owner  # type: ignore[attr-defined]
         return torch.frombuffer(buffer, dtype=torch.uint8)
-    return torch.as_tensor(_DeviceBytes(address, num_bytes), device=device)
+    return torch.as_tensor(_DeviceBytes(address, num_bytes, owner), device=device)
 
 
 def span_bytes(tensor: Tensor) -> int:
