@@ -103,7 +103,6 @@ def take_in_order(
         preempt(victim)
         has_preempted = True
         budget += counts.pop(victim, 0)
-        blocks.pop(victim, None)
         position -= index < position
     taken_rows = np.array([row for row in order if row in counts], np.intp)
     return Taken(

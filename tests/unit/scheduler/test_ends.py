@@ -186,6 +186,21 @@ def test_a_request_that_left_while_its_step_ran_gets_no_token():
     bench.assert_as_alone(b)
 
 
+def test_a_row_taken_again_before_its_old_step_came_back_keeps_to_the_new_request():
+    bench = Bench(make_scheduler(max_num_seqs=1))
+    old, new = make_request("old", [1] * 3, 9), make_request("new", [2] * 3, 9)
+    bench.add(old, new)
+    first = bench.schedule()
+    bench.finish("old")
+    second = bench.schedule()
+    assert second.new_rows[0].row == 0
+    assert bench.complete(first) == []
+    assert new.output_token_ids == []
+    assert [o.request for o in bench.complete(second)] == [new]
+    bench.run()
+    bench.assert_as_alone(new)
+
+
 def test_errors_and_logprobs_keep_to_their_rows_when_someone_left():
     scheduler = make_scheduler()
     requests = [make_request(str(i), [i] * 3, 9, logprobs=0) for i in range(4)]
@@ -206,8 +221,9 @@ def test_errors_and_logprobs_keep_to_their_rows_when_someone_left():
 
 
 @pytest.mark.case("SA17")
-def test_prompt_logprobs_come_whole_with_the_first_token_and_once():
-    scheduler = make_scheduler(max_num_batched_tokens=4)
+@pytest.mark.parametrize("caching", [True, False])
+def test_prompt_logprobs_come_whole_with_the_first_token_and_once(caching):
+    scheduler = make_scheduler(max_num_batched_tokens=4, prefix_caching=caching)
     request = make_request("a", list(range(13)), 3, prompt_logprobs=0)
     other = make_request("b", [4], 1)
     scheduler.add(request)

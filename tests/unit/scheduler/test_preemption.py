@@ -239,6 +239,56 @@ def test_a_victim_gives_back_what_it_was_given_in_this_step():
     bench.assert_as_alone(low, high)
 
 
+def test_a_token_given_back_goes_to_the_next_in_order():
+    bench = Bench(
+        make_scheduler(
+            num_blocks=9,
+            max_model_len=37,
+            order="priority",
+            max_num_batched_tokens=3,
+            prefix_caching=False,
+        )
+    )
+    low, high = make_request("low", [1], 8, priority=5), make_request("high", [1, 2], 8)
+    mid = make_request("mid", [3] * 28, 3, priority=1)
+    bench.add(high, low)
+    bench.step()
+    state = bench.scheduler._state
+    state.order = state.order[::-1].copy()  # the victim first
+    bench.add(mid)
+    while low.num_preemptions == 0:
+        so = bench.schedule()
+        bench.complete(so)
+    before = bench.steps[-2]
+    assert dict(zip(before.rows.tolist(), before.num_scheduled_tokens.tolist(), strict=True)) == {
+        1: 1,
+        0: 1,
+        2: 1,
+    }
+    assert so.rows.tolist() == [0, 2]
+    assert so.num_scheduled_tokens.tolist() == [1, 2]
+    bench.run()
+    bench.assert_as_alone(low, high, mid)
+
+
+def test_nobody_is_admitted_in_a_step_that_preempts():
+    """The victim's 3 blocks would hold both the one that runs and the one that waits."""
+    bench = Bench(make_scheduler(num_blocks=6, max_model_len=24, order="priority"))
+    low, mid = make_request("low", [1] * 9, 9, priority=5), make_request("mid", [2] * 11, 9)
+    bench.add(mid, low)
+    bench.step()
+    new = make_request("new", [3] * 5, 2, priority=-1)
+    bench.add(new)
+    while low.num_preemptions == 0:
+        assert bench.schedule().new_rows == () or len(bench.steps) == 1
+        bench.complete(bench.steps[-1])
+    assert bench.scheduler.pool.num_free_blocks == 2
+    assert [r.request_id for r in bench.schedule().new_rows] == ["new"]
+    bench.complete(bench.steps[-1])
+    bench.run()
+    bench.assert_as_alone(low, mid, new)
+
+
 @pytest.mark.parametrize("order", ["fcfs", "priority"])
 @pytest.mark.parametrize("policy", ["mixed", "prefill_first"])
 def test_any_pool_that_holds_one_request_serves_many(policy, order):

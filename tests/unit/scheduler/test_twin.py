@@ -5,7 +5,10 @@ import random
 import numpy as np
 import pytest
 
+from runtime.kv_cache import BlockPool
 from runtime.scheduler import scheduler as scheduler_module
+from runtime.scheduler.rows import RowTable
+from runtime.scheduler.running import take_by_arrays, take_in_order
 
 from .fake import Bench, make_request, make_scheduler
 
@@ -69,3 +72,19 @@ def test_both_give_the_same_steps(config, seed, monkeypatch):
     if config["num_blocks"] == 128:
         assert not refused.count(True)
         assert not fast.stats.preemptions
+
+
+@pytest.mark.case("SC15")
+def test_both_leave_the_last_token_of_a_request_out():
+    """At the limit, with as many known tokens as it may have: the last one is never run."""
+    table, pool = RowTable(2), BlockPool(8, 4)
+    for length in (9, 5):
+        request = make_request(str(length), [1] * length, 1)
+        row = table.take(request, 0, 64)
+        request.block_ids = pool.allocate(3)
+        table.capacity[row] = 12
+        table.num_tokens[row] = table.limit[row]
+    rows = np.arange(2)
+    fast = take_by_arrays(table, pool, rows, 64, 64)
+    slow = take_in_order(table, pool, rows, 64, 64, lambda _: 0, lambda _: None)
+    assert fast.num_scheduled.tolist() == slow.num_scheduled.tolist() == [9, 5]
