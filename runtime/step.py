@@ -66,7 +66,7 @@ class SchedulerOutput:
 
     freed_rows: tuple[int, ...]
     """Rows left since the last step (finished, aborted, preempted): dropped before new_rows are
-    added."""
+    added. After a failed step some are reported again: dropping an empty row does nothing."""
 
     new_rows: tuple[NewRow, ...]
     new_block_ids: tuple[tuple[int, list[int]], ...]
