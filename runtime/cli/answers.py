@@ -58,14 +58,14 @@ class Answers:
         if not self._live and result is not None:
             self._texts[ended.job.index].append(result.text)
         self._catch_up(ended.job)
-        lines = []
+        lines = [""] if result is not None and result.text else []
         if result is not None:
             lines += [f"(sample {o.index}) {o.text}" for o in result.outputs[1:]]
         if ended.error:
             lines.append(f"error: {ended.error}")
         elif ended.finish_reason == "abort":
             lines.append("(interrupted)")
-        self._write("".join(f"\n{line}" for line in lines) + "\n\n")
+        self._write("\n".join(lines) + "\n\n")
 
 
 class Bar:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
+from contextlib import suppress
 from typing import Any, TextIO
 
 from runtime.cli.drive import Ended
@@ -26,7 +28,10 @@ class JsonlWriter:
     def __init__(self, path: str) -> None:
         self.path = path
         try:
-            self._file: TextIO = open(path, "a", encoding="utf-8")  # noqa: SIM115
+            # backslashreplace makes a lone surrogate the escape that JSON has for it
+            self._file: TextIO = open(  # noqa: SIM115
+                path, "a", encoding="utf-8", errors="backslashreplace"
+            )
         except OSError as error:
             raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from None
         self._is_fresh = False
@@ -35,16 +40,21 @@ class JsonlWriter:
         """Nothing: a line is written whole."""
 
     def on_end(self, ended: Ended) -> None:
-        if not self._is_fresh:
-            if self._file.seekable():
-                os.ftruncate(self._file.fileno(), 0)
-            self._is_fresh = True
-        json.dump(line_of(ended), self._file, ensure_ascii=False, allow_nan=False)
-        self._file.write("\n")
-        self._file.flush()
+        line = json.dumps(line_of(ended), ensure_ascii=False, allow_nan=False)
+        try:
+            if not self._is_fresh:
+                if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+                    os.ftruncate(self._file.fileno(), 0)
+                self._is_fresh = True
+            self._file.write(line + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.path) from None
 
     def close(self) -> None:
-        self._file.close()
+        """A write that failed was reported already."""
+        with suppress(OSError):
+            self._file.close()
 
 
 def line_of(ended: Ended) -> dict[str, Any]:

@@ -162,6 +162,23 @@ class TestOutputFile:
         assert (status, "is the input file" in err) == (2, True)
         assert path.read_text() == '{"prompt": "a"}\n'
 
+    @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is full")
+    def test_a_full_disk(self, call, opened):
+        status, _, err = call("generate", "--model", "x", "--prompt", "a", "--output", "/dev/full")
+        assert status == 5
+        assert err.endswith("stepgraph: error: /dev/full: No space left on device\n")
+        assert opened[0].is_closed
+
+    def test_half_a_character_in_the_input_is_written_as_json_spells_it(
+        self, call, opened, tmp_path
+    ):
+        source, path = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        source.write_text('{"prompt": "a"}\n{"\\ud800": 1}\n')
+        args = ("--input", source, "--output", path)
+        assert call("generate", "--model", "x", *args)[0] == 1
+        errors = [line["error"] for line in lines_of(path)]
+        assert ":2: \ud800: unknown key; " in errors[0]
+
 
 class TestFailures:
     def test_a_request_that_fails_harms_no_other(self, call, opened, tmp_path):
@@ -200,7 +217,7 @@ class TestFailures:
             strict=True,
         ):
             assert part in error
-        assert "[2] fail\n\nerror: logits are not finite\n" in out
+        assert "[2] fail\nerror: logits are not finite\n" in out
 
     def test_an_input_without_a_request_loads_no_model(self, call, opened, tmp_path):
         source = tmp_path / "in.jsonl"

@@ -1,5 +1,7 @@
 """Strict types, unknown keys, and limits that span keys: what a Python caller sees."""
 
+from pathlib import Path
+
 import pytest
 
 from runtime import RuntimeConfig
@@ -12,6 +14,7 @@ from runtime.config import (
     blocks_for,
     check_limits,
 )
+from runtime.config.describe import leaf_keys
 from runtime.errors import ConfigError
 
 
@@ -211,6 +214,12 @@ def test_sizes_must_be_positive():
     with pytest.raises(ConfigError, match=r"^graphs\.sizes: "):
         GraphsConfig(sizes=[0])
     assert config(graphs={"sizes": [8, 1, 4, 4]}).graphs.sizes == [8, 1, 4, 4]
+
+
+def test_the_readme_names_every_key():
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    keys = {".".join(key) for key in leaf_keys(RuntimeConfig)}
+    assert sorted(key for key in keys if f"`{key}`" not in readme) == []
 
 
 class TestWork:
