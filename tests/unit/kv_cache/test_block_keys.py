@@ -28,9 +28,12 @@ def test_key_is_the_named_hash_over_framed_parts(name, digest, size):
     hasher = BlockHasher(2, name)
     tokens = hasher.pack([9, 7, 5, 3], 1)
     assert tokens == struct.pack("<2i", 5, 3)
-    key = hasher.key(b"parent", tokens, b"x")
-    assert key == digest(frame(b"parent", tokens, b"x"))
-    assert len(key) == size
+    first = hasher.key(b"", tokens, b"x")
+    assert first == digest(frame(b"", tokens, b"x"))
+    assert len(first) == size
+    assert hasher.key(first, tokens, b"") == digest(frame(first, tokens, b""))
+    assert hasher.key(first, tokens, b"x") == digest(frame(first, tokens, b"x"))
+    assert hasher.key(b"", tokens, b"") == digest(frame(b"", tokens, b""))
 
 
 def test_every_part_changes_the_key():
@@ -38,7 +41,7 @@ def test_every_part_changes_the_key():
     tokens = hasher.pack([1, 2], 0)
     keys = {
         hasher.key(b"", tokens, b""),
-        hasher.key(b"p", tokens, b""),
+        hasher.key(b"p" * 16, tokens, b""),
         hasher.key(b"", hasher.pack([2, 1], 0), b""),
         hasher.key(b"", tokens, encode_extra_keys("s1")),
         hasher.key(b"", tokens, encode_extra_keys("")),
