@@ -29,7 +29,7 @@ has_nvidia_driver() {
 }
 
 pip_install() {
-  "$VENV_PYTHON" -m pip --disable-pip-version-check install --quiet "$@"
+  "$VENV_PYTHON" -m pip --disable-pip-version-check install -qq "$@"
 }
 
 install_torch() {
