@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from attention_backends._host_memory import lazy_zeros
 from attention_backends._interface import (
     AttentionBatch,
     AttentionShape,
@@ -148,7 +149,7 @@ class Backend:
     def _allocate_layer(self, shape: AttentionShape, num_blocks: int) -> LayerKV:
         sizes = (2, num_blocks, self._block_size, shape.num_kv_heads, shape.head_dim)
         if self._device.type == "cpu":
-            return LayerKV(*_lazy_zeros(sizes, shape.kv_dtype))
+            return LayerKV(*lazy_zeros(sizes, shape.kv_dtype))
         return LayerKV(*torch.zeros(sizes, dtype=shape.kv_dtype, device=self._device))
 
     def _baked_keys(self, bucket: Bucket, kind: MaskKind) -> int:
@@ -198,12 +199,3 @@ def _softmax_attention(
     scores = torch.matmul(q.float(), k.float().transpose(-1, -2)) * shape.scale
     scores = shape.softcap * torch.tanh(scores / shape.softcap) + mask
     return torch.matmul(scores.softmax(-1), v.float()).to(q.dtype)
-
-
-def _lazy_zeros(sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros whose pages are not touched yet, aligned for vector loads: a large pool starts at once
-    and holds only the memory that was used."""
-    nbytes = dtype.itemsize * int(np.prod(sizes))
-    memory = np.zeros(nbytes + 64, np.uint8)
-    skip = -memory.ctypes.data % 64
-    return torch.from_numpy(memory[skip : skip + nbytes]).view(dtype).view(sizes)

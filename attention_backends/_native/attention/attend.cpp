@@ -1,0 +1,285 @@
+// Attention of a ragged batch over the paged cache.
+//
+// An item is a tile of query rows (tokens x the query heads of one K/V head) and a run of chunks of keys. For each
+// chunk, keys and values are packed once; then, some rows at a time: scores, softmax, weighted values. Chunks are
+// summed in order by their running maximum. Sums are in float32.
+#include "args.h"
+#include "elements.h"
+#include "pack.h"
+#include "product.h"
+#include "softmax.h"
+#include "stepgraph_kernel.h"
+
+namespace {
+
+using namespace sg;
+
+constexpr int kRows = 4 * kBlockRows;  // whose scores are in L1 together
+constexpr float kLog2E = 1.44269504088896340736f;
+
+int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// In floats and in bf16 pairs: how a chunk is packed, multiplied and weighted.
+template <class KvType, class QType>
+struct InFloats {
+  typedef Floats Kind;
+  static constexpr int kKeysOfWord = 1;
+  static int depth(int head_dim) { return head_dim; }
+  static void pack_rows(const typename QType::Raw* q, int head_dim, int, float* out) {
+    for (int d = 0; d < head_dim; d += W) store(out + d, QType::read(q + d));
+  }
+  static void pack_k(const void* k, const int64_t* offsets, int keys, int head_dim, float* out) {
+    pack_keys<KvType>((const typename KvType::Raw*)k, offsets, keys, head_dim, out);
+  }
+  static void pack_v(const void* v, const int64_t* offsets, int keys, int head_dim, float* out) {
+    pack_values<KvType>((const typename KvType::Raw*)v, offsets, keys, head_dim, out);
+  }
+};
+
+#if defined(__AVX512BF16__)
+struct InPairs {
+  typedef Pairs Kind;
+  static constexpr int kKeysOfWord = 2;
+  static int depth(int head_dim) { return round_up(head_dim / 2, 16); }
+  static void pack_rows(const uint16_t* q, int head_dim, int depth, float* out) {
+    memcpy(out, q, 2 * head_dim);
+    memset(out + head_dim / 2, 0, 4 * (depth - head_dim / 2));
+  }
+  static void pack_k(const void* k, const int64_t* offsets, int keys, int head_dim, float* out) {
+    pack_key_pairs((const uint16_t*)k, offsets, keys, head_dim, depth(head_dim), out);
+  }
+  static void pack_v(const void* v, const int64_t* offsets, int keys, int head_dim, float* out) {
+    pack_value_pairs((const uint16_t*)v, offsets, keys, head_dim, out);
+  }
+};
+#endif
+
+// A thread's arrays; `stepgraph_attention_workspace` says how many bytes they take.
+struct Workspace {
+  int64_t* offsets;  // [kChunk]
+  float* rows;       // [kTileRows, depth]
+  float* keys;       // panels of [depth, kPanel], kChunk keys
+  float* values;     // [kChunk / keys of a word, head_dim]
+  float* scores;     // [kRows, kChunk]
+  float* weights;    // [kRows, kChunk]
+  float* part;       // [kRows, head_dim], of one chunk
+  float* sums;       // [kTileRows, head_dim], over chunks
+  float* state;      // [kTileRows, 2]: maximum and sum of weights
+
+  static int64_t num_bytes(int head_dim) { return Workspace().lay_out(nullptr, head_dim); }
+
+  // Sized for floats, which take the most.
+  int64_t lay_out(char* memory, int head_dim) {
+    const int depth = round_up(head_dim, 32);
+    int64_t used = 0;
+    auto take = [&](int64_t count, int64_t size) {
+      char* array = memory + used;
+      used += (count * size + 63) / 64 * 64 + 64;  // apart, so that arrays of one power of 2 do not share cache sets
+      return array;
+    };
+    offsets = (int64_t*)take(kChunk, 8);
+    rows = (float*)take((int64_t)kTileRows * depth, 4);
+    keys = (float*)take((int64_t)kChunk * depth, 4);
+    values = (float*)take((int64_t)kChunk * head_dim, 4);
+    scores = (float*)take((int64_t)kRows * kChunk, 4);
+    weights = (float*)take((int64_t)kRows * kChunk, 4);
+    part = (float*)take((int64_t)kRows * head_dim, 4);
+    sums = (float*)take((int64_t)kTileRows * head_dim, 4);
+    state = (float*)take((int64_t)kTileRows * 2, 4);
+    return used;
+  }
+};
+
+template <class QType>
+void write_row(const AttendArgs& args, int token, int head, const float* sums, float weight) {
+  typename QType::Raw* out = (typename QType::Raw*)args.out + token * args.out_token + head * args.out_head;
+  const float inverse = 1.0f / weight;
+  for (int d = 0; d < args.head_dim; d += W) QType::write(out + d, load(sums + d) * inverse);
+}
+
+// Add a chunk's result to a row's: both are weighted to the larger maximum.
+void add_chunk(float* sums, float* state, const float* part, float part_max, float part_weight, int head_dim) {
+  if (part_weight == 0) return;
+  const float most = part_max > state[0] ? part_max : state[0];
+  const float old = exp2_one(state[0] - most), fresh = exp2_one(part_max - most);
+  for (int d = 0; d < head_dim; d += W) store(sums + d, load(sums + d) * old + load(part + d) * fresh);
+  state[0] = most;
+  state[1] = state[1] * old + part_weight * fresh;
+}
+
+template <class Path, class QType>
+class Tile {
+ public:
+  Tile(const AttendArgs& args, const Item& item, const Workspace& space)
+      : args_(args), item_(item), space_(space), group_(args.num_q_heads / args.num_kv_heads),
+        num_rows_(item.num_tokens * group_), depth_(Path::depth(args.head_dim)) {}
+
+  void run() {
+    pack_rows();
+    for (int chunk = item_.chunk; chunk < item_.end_chunk; chunk++) {
+      const int keys = pack_chunk(chunk * kChunk);
+      for (int row = 0; row < num_rows_; row += kRows) attend_rows(chunk, row, keys);
+    }
+    if (item_.partial < 0) write();
+  }
+
+ private:
+  void pack_rows() {
+    typedef typename QType::Raw Raw;
+    const Raw* q = (const Raw*)args_.q + item_.token * args_.q_token + item_.kv_head * group_ * args_.q_head;
+    for (int row = 0; row < num_rows_; row++) {
+      const Raw* from = q + row / group_ * args_.q_token + row % group_ * args_.q_head;
+      Path::pack_rows(from, args_.head_dim, depth_, space_.rows + (int64_t)row * depth_);
+    }
+    memset(space_.sums, 0, sizeof(float) * num_rows_ * args_.head_dim);
+    for (int row = 0; row < num_rows_; row++) {
+      space_.state[2 * row] = -__builtin_inff();
+      space_.state[2 * row + 1] = 0;
+    }
+  }
+
+  // Pack the keys from `first` on that any row sees; how many, from `first`.
+  int pack_chunk(int first) {
+    const int end = item_.position + item_.num_tokens, low = lowest_visible(item_.position);
+    const int keys = end - first < kChunk ? end - first : kChunk;
+    const int padded = round_up(keys, W > 2 ? W : 2);
+    int64_t* offsets = space_.offsets;
+    for (int i = 0; i < padded; i++) offsets[i] = -1;
+    const int32_t* table = args_.block_table + item_.request * args_.table_row;
+    const int head = item_.kv_head;
+    for (int i = low > first ? low - first : 0; i < keys;) {
+      const int block = (first + i) / args_.block_size, place = (first + i) % args_.block_size;
+      const int64_t base = table[block] * args_.kv_block + head * args_.kv_head;
+      for (int p = place; p < args_.block_size && i < keys; p++, i++) offsets[i] = base + p * args_.kv_token;
+    }
+    Path::pack_k(args_.k, offsets, padded, args_.head_dim, space_.keys);
+    Path::pack_v(args_.v, offsets, padded, args_.head_dim, space_.values);
+    return keys;
+  }
+
+  int lowest_visible(int position) const {
+    return args_.window > 0 && position >= args_.window ? position - args_.window + 1 : 0;
+  }
+
+  void attend_rows(int chunk, int row, int keys) {
+    const int first = chunk * kChunk, rows = num_rows_ - row < kRows ? num_rows_ - row : kRows;
+    const int last_position = item_.position + (row + rows - 1) / group_;
+    const int seen = last_position + 1 - first < keys ? last_position + 1 - first : keys;
+    const int padded = seen > 0 ? round_up(seen, W) : 0;
+    float maxima[kRows], weights[kRows];
+    typedef typename Path::Kind Kind;
+    const Packed k = {space_.keys, kPanel, (int64_t)depth_ * kPanel};
+    const Packed v = {space_.values, args_.head_dim, 0};
+    product<Kind>(space_.rows + (int64_t)row * depth_, depth_, k, space_.scores, kChunk, rows, padded, depth_);
+    for (int i = 0; i < rows; i++) {
+      const int position = item_.position + (row + i) / group_;
+      const int low = lowest_visible(position) - first, end = position + 1 - first;
+      const Visible visible = {low > 0 ? low : 0, end < seen ? end : seen, padded};
+      weigh<Kind>(space_.scores + i * kChunk, space_.weights + i * (kChunk / Path::kKeysOfWord), visible,
+                  {args_.scale * kLog2E, args_.softcap}, &maxima[i], &weights[i]);
+    }
+    product<Kind>(space_.weights, kChunk / Path::kKeysOfWord, v, space_.part, args_.head_dim, rows, args_.head_dim,
+                  padded / Path::kKeysOfWord);
+    for (int i = 0; i < rows; i++) keep(chunk, row + i, space_.part + i * args_.head_dim, maxima[i], weights[i]);
+  }
+
+  void keep(int chunk, int row, const float* part, float maximum, float weight) {
+    if (item_.partial < 0) {
+      add_chunk(space_.sums + (int64_t)row * args_.head_dim, space_.state + 2 * row, part, maximum, weight,
+                args_.head_dim);
+      return;
+    }
+    const int64_t index = item_.partial + (int64_t)(chunk - item_.chunk) * num_rows_ + row;
+    float* partial = args_.partials + index * (args_.head_dim + 2);
+    memcpy(partial, part, sizeof(float) * args_.head_dim);
+    partial[args_.head_dim] = maximum;
+    partial[args_.head_dim + 1] = weight;
+  }
+
+  void write() {
+    for (int row = 0; row < num_rows_; row++) {
+      write_row<QType>(args_, item_.token + row / group_, item_.kv_head * group_ + row % group_,
+                       space_.sums + (int64_t)row * args_.head_dim, space_.state[2 * row + 1]);
+    }
+  }
+
+  const AttendArgs& args_;
+  const Item& item_;
+  const Workspace& space_;
+  const int group_, num_rows_, depth_;
+};
+
+// Sum the chunks of one row that was split over its keys.
+template <class QType>
+void merge_row(const AttendArgs& args, const Merge& merge, int row, float* sums) {
+  const int group = args.num_q_heads / args.num_kv_heads, num_rows = merge.num_tokens * group;
+  float state[2] = {-__builtin_inff(), 0};
+  memset(sums, 0, sizeof(float) * args.head_dim);
+  for (int chunk = 0; chunk < merge.num_chunks; chunk++) {
+    const int64_t index = merge.partial + (int64_t)chunk * num_rows + row;
+    const float* partial = args.partials + index * (args.head_dim + 2);
+    add_chunk(sums, state, partial, partial[args.head_dim], partial[args.head_dim + 1], args.head_dim);
+  }
+  write_row<QType>(args, merge.token + row / group, merge.kv_head * group + row % group, sums, state[1]);
+}
+
+void zero_padding(const AttendArgs& args, const Team* team) {
+  const int64_t bytes = (args.dtype == kFloat32 ? 4 : 2) * (int64_t)args.head_dim;
+  int64_t begin, end;
+  team_range(team, args.out_tokens - args.plan->num_tokens, 1, &begin, &end);
+  for (int64_t i = begin; i < end; i++) {
+    for (int head = 0; head < args.num_q_heads; head++) {
+      const int64_t offset = (args.plan->num_tokens + i) * args.out_token + head * args.out_head;
+      memset((char*)args.out + offset * (args.dtype == kFloat32 ? 4 : 2), 0, bytes);
+    }
+  }
+}
+
+template <class Path, class QType>
+void attend(const AttendArgs& args, Team* team) {
+  const Plan& plan = *args.plan;
+  Workspace space;
+  const bool works = team->thread < args.workspace_threads;
+  if (works) {
+    space.lay_out(args.workspace + team->thread * args.workspace_bytes, args.head_dim);
+    for (int64_t i; (i = team_next(team)) < plan.num_items;) Tile<Path, QType>(args, plan.items[i], space).run();
+  }
+  zero_padding(args, team);
+  if (plan.num_merges == 0) return;
+  team_barrier(team);
+  if (!works) return;
+  for (int i = 0; i < plan.num_merges; i++) {
+    const int rows = plan.merges[i].num_tokens * (args.num_q_heads / args.num_kv_heads);
+    for (int row = 0; row < rows; row++) {
+      const int workers = team->num_threads < args.workspace_threads ? team->num_threads : args.workspace_threads;
+      if ((i + row) % workers == team->thread) merge_row<QType>(args, plan.merges[i], row, space.sums);
+    }
+  }
+}
+
+template <class QType>
+void attend_kv(const AttendArgs& args, Team* team) {
+  switch (args.kv_dtype) {
+    case kFloat32: return attend<InFloats<Float32, QType>, QType>(args, team);
+    case kBfloat16: return attend<InFloats<Bfloat16, QType>, QType>(args, team);
+    case kFloat16: return attend<InFloats<Float16, QType>, QType>(args, team);
+  }
+}
+
+}  // namespace
+
+extern "C" STEPGRAPH_EXPORT void stepgraph_attention(const void* untyped, Team* team) {
+  const AttendArgs& args = *static_cast<const AttendArgs*>(untyped);
+#if defined(__AVX512BF16__)
+  if (args.dtype == kBfloat16 && args.kv_dtype == kBfloat16) return attend<InPairs, Bfloat16>(args, team);
+#endif
+  switch (args.dtype) {
+    case kFloat32: return attend_kv<Float32>(args, team);
+    case kBfloat16: return attend_kv<Bfloat16>(args, team);
+    case kFloat16: return attend_kv<Float16>(args, team);
+  }
+}
+
+extern "C" STEPGRAPH_EXPORT int64_t stepgraph_attention_workspace(int head_dim) {
+  return Workspace::num_bytes(head_dim);
+}
