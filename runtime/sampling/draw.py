@@ -8,7 +8,8 @@ truncation invert it in the order of ids, which needs no sort.
 
 A row first looks at its head (see `blocks`), whose part below `bound` is exact; only where that
 does not hold the kept set is the whole row sorted. Which way a row goes depends on that row alone,
-and both give the same token.
+and both give the same token. On a GPU the host must not wait to learn which way: `draw_from_head`
+says OPEN of a row that has to be sorted, and the caller sorts it once it has read the tokens.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.sampling.blocks import BLOCK, BlockedScores
+from runtime.sampling.blocks import BLOCK, BlockedScores, Head
 
 CHUNK_BYTES = {"cpu": 4 << 20}
 """Size of the float32 scratch for passes over whole rows: on a CPU it should stay in the cache."""
-CHUNK_BYTES_DEFAULT = 1 << 30
+CHUNK_BYTES_DEFAULT = 64 << 20
+"""Enough work to fill a GPU; sorting takes about 8 times as much."""
+
+OPEN = -3
+"""Stands for a token that the head could not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,10 @@ class DrawParams:
     """float32, -log(min_p); inf is off"""
     uniform: Tensor
     """float64 in (0, 1)"""
+    has_max_gap: bool
+    """Whether a row may have a `max_gap`; known on the host."""
+    has_nucleus: bool
+    """Whether a row may have a `top_p` without a `top_k`; known on the host."""
 
     def take(self, index: Tensor | slice) -> DrawParams:
         return DrawParams(
@@ -49,32 +58,61 @@ class DrawParams:
             self.top_p[index],
             self.max_gap[index],
             self.uniform[index],
+            self.has_max_gap,
+            self.has_nucleus,
         )
 
 
 def draw_truncated(b: BlockedScores, index: Tensor, p: DrawParams) -> Tensor:
-    """[m] tokens of the rows `index` [m] of `b`, whose params `p` [m] limit the vocabulary."""
+    """[m] tokens of the rows `index` [m] of `b`, whose params `p` [m] limit the vocabulary.
+
+    It looks at values: for the CPU.
+    """
     head = b.head(index)
-    largest, temperature = b.max[index, None], p.temperature[:, None]
-    gaps = (largest - head.scores) / temperature
-    bound = ((largest - head.bound[:, None]) / temperature)[:, 0]
-    choice = _Prefix(gaps, p)
+    choice, bound = _of_head(b, index, head, p)
     closed = choice.closes(bound)
     if not bool(closed.all()):
-        ask = (~closed & (p.top_k >= b.scores.shape[1]) & (p.top_p < 1)).nonzero()[:, 0]
+        ask = (~closed & _wants_mass(b, p)).nonzero()[:, 0]
         choice.mass[ask] = survivors_mass(b, index[ask], p.take(ask))
         closed[ask] |= choice.closes_with_mass(bound)[ask]
     tokens = head.ids(choice.draw())
     open_rows = (~closed).nonzero()[:, 0]
-    for chunk in row_chunks(b.scores, len(open_rows)):
-        part = open_rows[chunk]
-        tokens[part] = _draw_sorted(b, index[part], p.take(part))
+    tokens[open_rows] = draw_sorted(b, index[open_rows], p.take(open_rows))
     return tokens
 
 
-def _draw_sorted(b: BlockedScores, index: Tensor, p: DrawParams) -> Tensor:
-    scores = b.scores[index].float()
-    return _Prefix((b.max[index, None] - scores) / p.temperature[:, None], p).draw()
+def draw_from_head(b: BlockedScores, index: Tensor, p: DrawParams) -> Tensor:
+    """The tokens of `draw_truncated`, OPEN where a row must be sorted; looks at no value."""
+    head = b.head(index)
+    choice, bound = _of_head(b, index, head, p)
+    closed = choice.closes(bound)
+    if p.has_nucleus:
+        asks = ~closed & _wants_mass(b, p)
+        choice.mass = torch.where(asks, survivors_mass(b, index, p), choice.mass)
+        closed = closed | (asks & choice.closes_with_mass(bound))
+    return torch.where(closed, head.ids(choice.draw()), OPEN)
+
+
+def draw_sorted(b: BlockedScores, index: Tensor, p: DrawParams) -> Tensor:
+    """The tokens of `draw_truncated`, each row sorted as a whole; looks at no value."""
+    out = torch.empty_like(index)
+    for part in row_chunks(b.scores, len(index)):
+        of, q = index[part], p.take(part)
+        gaps = (b.max[of, None] - b.scores[of].float()) / q.temperature[:, None]
+        out[part] = _Prefix(gaps, q).draw()
+    return out
+
+
+def _of_head(b: BlockedScores, index: Tensor, head: Head, p: DrawParams) -> tuple[_Prefix, Tensor]:
+    """The prefix of the heads' candidates, and [m] the gap up to which a head is exact."""
+    largest, temperature = b.max[index, None], p.temperature[:, None]
+    gaps = (largest - head.scores) / temperature
+    return _Prefix(gaps, p), ((largest - head.bound[:, None]) / temperature)[:, 0]
+
+
+def _wants_mass(b: BlockedScores, p: DrawParams) -> Tensor:
+    """[m] whether a nucleus alone limits the row, so that its head closes given the whole mass."""
+    return (p.top_k >= b.scores.shape[1]) & (p.top_p < 1)
 
 
 class _Prefix:
@@ -140,7 +178,7 @@ def _weights(b: BlockedScores, index: Tensor, p: DrawParams) -> Tensor:
     """[m, V] float32 exp(-gap), 0 beyond max_gap; fresh memory."""
     z = b.scores.index_select(0, index).float()
     z.sub_(b.max[index, None]).div_(p.temperature[:, None])
-    if bool((p.max_gap < torch.inf).any()):
+    if p.has_max_gap:
         z.masked_fill_(z < -p.max_gap[:, None], -torch.inf)
     return z.exp_()
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from runtime.errors import RequestError
 from runtime.params import LogitsProcessor
+from runtime.sampling.transfer import upload
 from runtime.step import IntArray, NewRow
 
 IdArray = npt.NDArray[np.int64]
@@ -50,7 +51,11 @@ class Work(NamedTuple):
         """Flat places of `ids[j]` in the rows `index[j]`, all in one array."""
         width = self.logits.shape[1]
         parts = [i * width + a for i, a in zip(index, ids, strict=True)]
-        return torch.from_numpy(np.concatenate(parts)).to(self.logits.device)
+        return self.upload(np.concatenate(parts))
+
+    def upload(self, array: npt.NDArray[Any]) -> Tensor:
+        """The array beside the logits."""
+        return upload(self.logits.device, array)[0]
 
 
 class Edit(Protocol):
@@ -85,7 +90,7 @@ class AllowedIds:
         places = work.places(held, [self._rows[int(work.rows[i])] for i in held])
         flat = work.logits.view(-1)
         kept = flat[places]
-        work.logits[torch.tensor(held)] = -torch.inf
+        work.logits[work.upload(np.array(held, np.int64))] = -torch.inf
         flat[places] = kept
 
 
@@ -175,7 +180,7 @@ class LogitBias:
         if not (held := held_rows(self._rows, work.rows)):
             return
         chosen = [self._rows[int(work.rows[i])] for i in held]
-        values = torch.from_numpy(np.concatenate([v for _, v in chosen])).to(work.logits.device)
+        values = work.upload(np.concatenate([v for _, v in chosen]))
         work.logits.view(-1)[work.places(held, [ids for ids, _ in chosen])] += values
 
 

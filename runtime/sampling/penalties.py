@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 
 from runtime.sampling.edits import IdArray, Work, held_rows
+from runtime.sampling.transfer import upload
 from runtime.step import NewRow
 
 
@@ -96,8 +97,8 @@ class Penalties:
         spread = np.repeat(factors, [len(counts.ids) for counts, _ in states], axis=0)
         count = np.concatenate([counts.counts for counts, _ in states])
         taken = spread[:, 1] * count + spread[:, 2] * (count > 0)
-        repetition = torch.from_numpy(np.ascontiguousarray(spread[:, 0])).to(work.logits.device)
+        repetition, taken = upload(work.logits.device, np.ascontiguousarray(spread[:, 0]), taken)
         flat = work.logits.view(-1)
         x = flat[places]
         x = torch.where(x > 0, x / repetition, x * repetition)
-        flat[places] = x - torch.from_numpy(taken).to(x.device)
+        flat[places] = x - taken

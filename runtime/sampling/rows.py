@@ -11,6 +11,7 @@ import torch
 from runtime.params import SamplingParams
 from runtime.sampling.draw import DrawParams
 from runtime.sampling.noise import seed_of_text, stream_of_seed, uniform
+from runtime.sampling.transfer import upload
 from runtime.step import IntArray, NewRow
 
 MAX_TEMPERATURE = 1e30
@@ -62,14 +63,13 @@ class RowTable:
         self, rows: IntArray, positions: npt.NDArray[np.integer], device: torch.device
     ) -> DrawParams:
         """Of `rows` [n], whose new tokens will stand at `positions` [n]."""
-        arrays = (
-            self.temperature[rows],
-            self.top_k[rows],
-            self.top_p[rows],
-            self.max_gap[rows],
-            uniform(self.stream[rows], positions),
+        top_k, top_p, max_gap = self.top_k[rows], self.top_p[rows], self.max_gap[rows]
+        noise = uniform(self.stream[rows], positions)
+        return DrawParams(
+            *upload(device, self.temperature[rows], top_k, top_p, max_gap, noise),
+            has_max_gap=bool((max_gap < np.inf).any()),
+            has_nucleus=bool(((top_k >= self.vocab_size) & (top_p < 1)).any()),
         )
-        return DrawParams(*(torch.from_numpy(a).to(device) for a in arrays))
 
 
 def effective_top_k(params: SamplingParams, vocab_size: int) -> int:

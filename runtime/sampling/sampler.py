@@ -12,7 +12,14 @@ from torch import Tensor
 from runtime.errors import RequestError
 from runtime.sampling.blocks import BlockedScores
 from runtime.sampling.checks import check_ids
-from runtime.sampling.draw import draw_truncated, draw_untruncated, row_chunks
+from runtime.sampling.draw import (
+    OPEN,
+    draw_from_head,
+    draw_sorted,
+    draw_truncated,
+    draw_untruncated,
+    row_chunks,
+)
 from runtime.sampling.edits import (
     AllowedIds,
     BadWords,
@@ -27,6 +34,7 @@ from runtime.sampling.logprobs import logprobs_of
 from runtime.sampling.penalties import Penalties
 from runtime.sampling.rows import RowTable
 from runtime.sampling.structured import Grammars, Structured
+from runtime.sampling.transfer import reading_is_free, upload
 from runtime.step import IntArray, Logprobs, NewRow
 
 NOT_FINITE = "logits: the model gave NaN or infinity here"
@@ -61,6 +69,9 @@ class Sampler:
     output, bad words, min_tokens, logit_bias, processors, penalties, then (see `draw`) temperature,
     min-p, top-k, top-p. Rows that nothing edits are read where the model wrote them; greedy rows
     need no more than their arg-max. Log-probabilities are of the model's own logits.
+
+    On a GPU the host waits once in a step, for the token ids; once more for log-probabilities, for
+    users' processors, and for rows whose tokens their heads could not tell.
     """
 
     def __init__(
@@ -99,6 +110,7 @@ class Sampler:
         )
         self._refused: dict[int, str] = {}
         self._scratch = torch.empty(0, device=self.device)
+        self._may_read = reading_is_free(self.device)
 
     def add(self, new: NewRow) -> None:
         """A request enters a row, for the first time or again after a preemption.
@@ -150,7 +162,11 @@ class Sampler:
                 )
             self._sample_edited(scores, np.flatnonzero(edited), rows, num_tokens, tokens, errors)
         finite = scores.max.isfinite()
-        out = torch.where(finite, tokens, -2).to("cpu", torch.int32).numpy()
+        out = self._read(torch.where(finite, tokens, -2))
+        still_open = np.flatnonzero(out == OPEN)
+        if len(still_open):
+            params = self._table.draw_params(rows[still_open], num_tokens[still_open], self.device)
+            out[still_open] = self._read(draw_sorted(scores, self._tensor(still_open), params))
         for i in np.flatnonzero(out < 0).tolist():
             errors[i] = NOT_FINITE if out[i] == -2 else errors.get(i, NONE_LEFT)
         out[list(errors)] = -1
@@ -161,7 +177,7 @@ class Sampler:
         scores = BlockedScores(logits[:, : self.num_valid_ids])
         index = torch.arange(len(target_ids), device=self.device)
         num_top = [int(self._table.prompt_logprobs[row])] * len(target_ids)
-        targets = torch.as_tensor(np.asarray(target_ids, np.int64), device=self.device)
+        targets = self._tensor(np.asarray(target_ids, np.int64))
         return logprobs_of(scores, index, targets, num_top)
 
     def close(self) -> None:
@@ -174,10 +190,13 @@ class Sampler:
         index: npt.NDArray[np.int64] | None,
         rows: IntArray,
         num_tokens: IntArray,
+        *,
+        is_final: bool = False,
     ) -> Tensor:
         """[m] int64 tokens of the rows `index` [m] of `scores`, None for all of them.
 
-        A row whose largest score is not finite gets any id.
+        A row whose largest score is not finite gets any id. On a GPU one may be OPEN, unless
+        `is_final`, where the scores will not be there later.
         """
         table = self._table
         greedy = table.is_greedy[rows]
@@ -188,8 +207,11 @@ class Sampler:
         else:
             tokens = torch.empty(len(rows), dtype=torch.int64, device=self.device)
         truncated = table.is_truncated[rows]
+        truncate = draw_truncated
+        if not self._may_read:
+            truncate = draw_sorted if is_final else draw_from_head
         for chosen, draw in (
-            (~greedy & truncated, draw_truncated),
+            (~greedy & truncated, truncate),
             (~greedy & ~truncated, draw_untruncated),
         ):
             if chosen.any():
@@ -220,7 +242,7 @@ class Sampler:
             for edit in self._edits:
                 edit.apply(work)
             final = BlockedScores(logits[:, : self.num_valid_ids])
-            drawn = self._choose(final, None, rows[part], num_tokens[part])
+            drawn = self._choose(final, None, rows[part], num_tokens[part], is_final=True)
             tokens[on_device] = torch.where(final.max.isfinite(), drawn, -1)
             errors.update({int(part[i]): reason for i, reason in found.items()})
 
@@ -247,4 +269,8 @@ class Sampler:
         return self._scratch[:size].view(num_rows, self.vocab_size)
 
     def _tensor(self, array: npt.NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
+        return upload(self.device, array)[0]
+
+    def _read(self, tokens: Tensor) -> IntArray:
+        """The one place where a step's tokens reach the host, and where it waits for them."""
+        return tokens.to("cpu", torch.int32).numpy()

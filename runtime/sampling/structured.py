@@ -191,12 +191,12 @@ class Structured:
         self.prepare(work.rows[held], work.num_tokens[held])
         self._wait()
         states = [self._rows[int(work.rows[i])] for i in held]
-        masks = torch.from_numpy(self._masks[[s.slot for s in states]]).to(work.logits.device)
+        masks = work.upload(self._masks[[s.slot for s in states]])
         excluded = ~unpack_bits(masks, work.logits.shape[1])
         if len(held) == len(work.rows):
             work.logits.masked_fill_(excluded, -torch.inf)
         else:
-            index = torch.tensor(held, device=work.logits.device)
+            index = work.upload(np.array(held, np.int64))
             work.logits[index] = work.logits[index].masked_fill_(excluded, -torch.inf)
         work.errors.update({i: s.error for i, s in zip(held, states, strict=True) if s.error})
 

@@ -1,0 +1,216 @@
+"""The sampler's way on a GPU, where the host must not wait: its tokens, and what it never does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from runtime.params import SamplingParams
+from runtime.sampling import draw, sampler
+from runtime.sampling.transfer import upload
+from tests.unit.sampling.helpers import Bench
+from tests.unit.sampling.twin import sample_row
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 5.0},
+    {"top_k": 5},
+    {"top_k": 4000},
+    {"top_k": 6000, "top_p": 0.999},
+    {"top_p": 0.5},
+    {"top_p": 0.99},
+    {"min_p": 0.1},
+    {"top_p": 0.7, "min_p": 1e-5},
+]
+EDITS: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.3},
+    {"frequency_penalty": 0.4, "top_p": 0.9},
+    {"logit_bias": {3: 5.0}, "top_k": 20},
+    {"allowed_token_ids": [1, 5, 9], "temperature": 0.0},
+    {"min_tokens": 4, "top_p": 0.8},
+]
+_WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal")
+_INDEXED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
+
+
+class WaitedError(Exception):
+    """The host looked at a value of the device."""
+
+
+class Watch(TorchDispatchMode):
+    """Refuses what makes the host wait for a device, and notes the copies between devices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.uploads = 0
+        self.blocking: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name
+        if name.startswith(_WAITS):
+            raise WaitedError(name)
+        if name in _INDEXED:
+            for index in args[1]:
+                if index is not None and index.dtype in (torch.bool, torch.uint8):
+                    raise WaitedError(f"{name} with a mask")
+        if name == "aten::_to_copy" and "device" in kwargs:
+            self._note(kwargs["device"], args[0], kwargs.get("non_blocking", False))
+        else:
+            self._refuse_mixed(name, args)
+        return func(*args, **kwargs)
+
+    def _note(self, device: torch.device, source: Tensor, non_blocking: bool) -> None:
+        if torch.device(device).type == source.device.type:
+            return
+        self.uploads += 1
+        if not non_blocking:
+            self.blocking.append(f"{source.dtype} {tuple(source.shape)}")
+
+    def _refuse_mixed(self, name: str, args: Any) -> None:
+        leaves = torch.utils._pytree.tree_leaves(args)
+        devices = {a.device.type for a in leaves if isinstance(a, Tensor) and a.dim()}
+        if len(devices) > 1:
+            raise WaitedError(f"{name} reads from {devices}")
+
+
+def rows_of(kinds: list[dict[str, Any]], seeds: tuple[int, ...] = (1, 2)) -> list[SamplingParams]:
+    return [SamplingParams(seed=seed, **kind) for kind in kinds for seed in seeds]
+
+
+def logits_of(n: int, v: int, scale: float) -> Tensor:
+    return torch.randn(n, v, generator=torch.Generator().manual_seed(7)) * scale
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(sampler, "reading_is_free", lambda device: False)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("vocab_size", [2, 64, 1000, 9001])
+@pytest.mark.parametrize("scale", [1.0, 12.0])
+def test_tokens_are_the_twins(vocab_size, scale):
+    params = rows_of(KINDS)
+    logits = logits_of(len(params), vocab_size, scale)
+    want = [sample_row(row.numpy(), p, 3) for row, p in zip(logits, params, strict=True)]
+    bench = Bench(params, vocab_size)
+    with Watch():
+        got = bench.sample(logits).token_ids.tolist()
+    assert got == want
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_edited_rows_get_the_tokens_that_they_get_on_the_cpu(monkeypatch):
+    params = rows_of([*KINDS, *EDITS])
+    logits = logits_of(len(params), 5000, 1.0)
+    with Watch():
+        got = Bench(params, 5000).sample(logits)
+    monkeypatch.undo()
+    want = Bench(params, 5000).sample(logits)
+    assert got.token_ids.tolist() == want.token_ids.tolist()
+    assert not got.errors
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_rows_whose_heads_cannot_tell_are_sorted_after_one_more_read(monkeypatch):
+    """Flat rows over many blocks: a nucleus of nearly all of them is not in the head."""
+    sorted_rows = []
+    whole = draw.draw_sorted
+    monkeypatch.setattr(
+        sampler, "draw_sorted", lambda b, i, p: sorted_rows.append(len(i)) or whole(b, i, p)
+    )
+    params = [SamplingParams(seed=1, top_k=8000), SamplingParams(seed=2, top_k=5)]
+    logits = logits_of(2, 9001, 0.1)
+    want = [sample_row(row.numpy(), p, 3) for row, p in zip(logits, params, strict=True)]
+    assert Bench(params, 9001).sample(logits).token_ids.tolist() == want
+    assert sorted_rows == [1]
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_rows_that_are_not_finite_end_alone():
+    params = rows_of([{}, {"top_p": 0.9}, {"temperature": 0.0}], (1,))
+    logits = logits_of(3, 500, 1.0)
+    logits[1, 3] = torch.nan
+    out = Bench(params, 500).sample(logits)
+    assert list(out.errors) == [1]
+    assert out.token_ids[1] == -1
+    assert (out.token_ids[[0, 2]] >= 0).all()
+
+
+def on_meta(params: list[SamplingParams], vocab_size: int) -> tuple[Watch, list[Tensor]]:
+    """Sample where there are no values at all: what was noted, and what the host read."""
+    bench, reads = Bench(params, vocab_size), []
+    on_device = sampler.Sampler(vocab_size, bench.token_ids, "meta")
+    on_device._table, on_device._edits = bench.sampler._table, bench.sampler._edits
+
+    def read(tokens: Tensor) -> np.ndarray:
+        reads.append(tokens)
+        return np.zeros(len(tokens), np.int32)
+
+    on_device._read = read
+    logits = torch.empty(len(params), vocab_size, dtype=torch.bfloat16, device="meta")
+    with Watch() as watch:
+        on_device.sample(logits, bench.rows, bench.num_tokens)
+    return watch, reads
+
+
+@pytest.mark.parametrize("vocab_size", [50, 9001])
+@pytest.mark.parametrize(
+    ("kinds", "most_uploads"),
+    [
+        ([{"temperature": 0.0}], 0),
+        ([{}], 2),
+        ([{"top_p": 0.9, "top_k": 40}], 2 + 1),
+        (KINDS, 9),
+        (KINDS + EDITS, 24),
+    ],
+    ids=["greedy", "random", "truncated", "mixed", "edited"],
+)
+def test_one_read_and_no_blocking_copy(kinds, most_uploads, vocab_size):
+    watch, reads = on_meta(rows_of(kinds), vocab_size)
+    assert [tuple(t.shape) for t in reads] == [(2 * len(kinds),)]
+    assert watch.blocking == []
+    assert watch.uploads <= most_uploads
+
+
+@pytest.mark.parametrize("vocab_size", [50, 9001])
+def test_the_watch_sees_the_cpus_way_wait(vocab_size):
+    bench = Bench(rows_of([{"top_p": 0.9}]), vocab_size)
+    with Watch(), pytest.raises(WaitedError):
+        bench.sample(logits_of(2, vocab_size, 1.0))
+
+
+def test_upload_gives_every_array_back():
+    arrays = [
+        np.arange(3, dtype=np.float32),
+        np.arange(6, dtype=np.int64).reshape(2, 3),
+        np.array([True, False]),
+        np.zeros(0, np.float64),
+        np.arange(8, dtype=np.int32)[::2],
+    ]
+    there = upload(torch.device("cpu"), *arrays)
+    for tensor, array in zip(there, arrays, strict=True):
+        assert np.array_equal(tensor.numpy(), array)
+
+
+def test_upload_elsewhere_is_one_copy(monkeypatch):
+    arrays = [np.arange(3, dtype=np.float32), np.arange(6).reshape(2, 3), np.zeros(0), np.eye(2)]
+    to, copies = Tensor.to, []
+
+    def record(tensor: Tensor, device: Any, **kwargs: Any) -> Tensor:
+        copies.append((device, kwargs))
+        return to(tensor, "cpu").clone()
+
+    monkeypatch.setattr(Tensor, "to", record)
+    there = upload(torch.device("meta"), *arrays)
+    assert copies == [(torch.device("meta"), {"non_blocking": True})]
+    for tensor, array in zip(there, arrays, strict=True):
+        assert tensor.shape == array.shape
+        assert np.array_equal(tensor.numpy(), array)
