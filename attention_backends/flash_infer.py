@@ -1,0 +1,181 @@
+"""FlashInfer: host-planned wrappers, one per bucket and attention shape, over one paged cache."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from attention_backends._chip import is_installed, refuse_chip
+from attention_backends._flash_infer_metadata import Pages
+from attention_backends._flash_infer_wrappers import PlannedDecode, PlannedMixed
+from attention_backends._interface import (
+    AttentionBatch,
+    AttentionShape,
+    Bucket,
+    GraphSupport,
+    LayerKV,
+    Support,
+)
+from attention_backends._nhd import allocate_kv, group_shapes, query_lens
+
+HEAD_DIMS = (64, 128, 256)
+FLOAT_WORKSPACE_BYTES = 128 * 1024 * 1024
+"""What FlashInfer recommends: partial results of split keys; an eager plan needs no more than
+2 * multiprocessors * 128 rows of head_dim + 1 float32."""
+
+
+@dataclass(slots=True)
+class FlashInferPlan:
+    wrappers: list[PlannedDecode] | list[PlannedMixed]
+    """one per distinct shape, planned"""
+
+
+class Backend:
+    """See `AttentionBackend`. One-token steps take the decode wrapper, all others the prefill one;
+    both run the same tensor-core kernel."""
+
+    name: ClassVar[str] = "flash_infer"
+    preference: ClassVar[int] = 20
+
+    def __init__(
+        self, shapes: Sequence[AttentionShape], block_size: int, device: torch.device
+    ) -> None:
+        """Imports the library; its kernels are compiled at the first plan.
+
+        Raises:
+            ValueError: `examine` refuses a shape, or the library cannot be loaded.
+        """
+        for shape in dict.fromkeys(shapes):
+            if reason := _refuse(shape, device):
+                raise ValueError(f"flash_infer: {reason}")
+        try:
+            self._library = importlib.import_module("flashinfer")
+        except (ImportError, OSError, RuntimeError) as error:
+            raise ValueError(f"flash_infer: cannot be loaded: {error}") from error
+        self._layers = list(shapes)
+        self._shapes, self._shape_of_layer = group_shapes(shapes)
+        self._block_size = block_size
+        self._device = device
+        self._space = torch.zeros(FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._decode = [
+            PlannedDecode(self._library, s, block_size, self._space) for s in self._shapes
+        ]
+        self._mixed = [
+            PlannedMixed(self._library, s, block_size, self._space) for s in self._shapes
+        ]
+        self._buckets: dict[int, list[PlannedDecode]] = {}
+
+    @classmethod
+    def examine(cls, shape: AttentionShape, block_size: int, device: torch.device) -> Support:
+        reason = _refuse(shape, device)
+        return Support(not reason, reason, graph=GraphSupport.ONE_TOKEN, host_plan=True)
+
+    def allocate_kv(self, num_blocks: int) -> list[LayerKV]:
+        return allocate_kv(self._layers, num_blocks, self._block_size, self._device)
+
+    def plan(self, batch: AttentionBatch) -> FlashInferPlan:
+        wrappers = self._decode if bool((query_lens(batch) == 1).all()) else self._mixed
+        pages = Pages.of(batch, self._block_size, self._device)
+        for wrapper in wrappers:
+            wrapper.plan(pages)
+        return FlashInferPlan(wrappers)
+
+    def attend(self, layer: int, q: Tensor, kv: LayerKV, out: Tensor, plan: FlashInferPlan) -> None:
+        plan.wrappers[self._shape_of_layer[layer]].run(q, kv, out)
+
+    def reserve(self, buckets: Sequence[Bucket], max_model_len: int) -> int:
+        """Builds every decode bucket's wrappers, over shared buffers, and compiles the kernels.
+
+        Raises:
+            ValueError: a bucket that is not one token per request.
+        """
+        for bucket in buckets:
+            if bucket.kind != "decode" or bucket.num_tokens != bucket.num_reqs:
+                raise ValueError(f"flash_infer: cannot be captured for {bucket}")
+        sizes = sorted({bucket.num_reqs for bucket in buckets}, reverse=True)
+        if not sizes:
+            return 0
+        max_blocks = -(-max_model_len // self._block_size)
+        arrays = [self._int_buffer(n) for n in (sizes[0] + 1, sizes[0] * max_blocks, sizes[0])]
+        self._buckets = {
+            size: [
+                PlannedDecode(self._library, s, self._block_size, self._space, size, arrays)
+                for s in self._shapes
+            ]
+            for size in sizes
+        }
+        return sum(a.nbytes for a in arrays) + self._share_workspaces(sizes, max_blocks)
+
+    def open_bucket(self, bucket: Bucket, batch: AttentionBatch) -> FlashInferPlan:
+        """Raises ValueError where `reserve` was not told of the bucket."""
+        if bucket.num_tokens != bucket.num_reqs or bucket.num_reqs not in self._buckets:
+            raise ValueError(f"flash_infer: {bucket} was not reserved")
+        plan = FlashInferPlan(self._buckets[bucket.num_reqs])
+        self.refresh(plan, batch)
+        return plan
+
+    def refresh(self, plan: FlashInferPlan, batch: AttentionBatch) -> None:
+        """Raises ValueError where the step is not padded to one token per row of the bucket."""
+        if not bool((query_lens(batch) == 1).all()):
+            raise ValueError("flash_infer: each row of a decode bucket has one query token")
+        pages = Pages.of(batch, self._block_size, self._device)
+        for wrapper in plan.wrappers:
+            wrapper.plan(pages)
+
+    def _int_buffer(self, length: int) -> Tensor:
+        return torch.zeros(length, dtype=torch.int32, device=self._device)
+
+    def _share_workspaces(self, sizes: Sequence[int], max_blocks: int) -> int:
+        """One float workspace for all, one integer workspace per shape: only the wrapper planned
+        last reads it. Returns the bytes of what is new."""
+        needs = [
+            [wrapper.workspace_bytes(max_blocks) for wrapper in self._buckets[size]]
+            for size in sizes
+        ]
+        float_bytes = max(need[0] for row in needs for need in row)
+        added = 0
+        if float_bytes > self._space.nbytes:
+            added += float_bytes
+            self._space = torch.zeros(float_bytes, dtype=torch.uint8, device=self._device)
+        for index in range(len(self._shapes)):
+            int_bytes = max(row[index][1] for row in needs)
+            ints = torch.zeros(int_bytes, dtype=torch.uint8, device=self._device)
+            added += int_bytes
+            for size in sizes:
+                self._buckets[size][index].use_workspaces(self._space, ints)
+        return added
+
+
+def _refuse(shape: AttentionShape, device: torch.device) -> str:
+    if reason := refuse_chip(device):
+        return reason
+    if not is_installed("flashinfer"):
+        return "flashinfer is not installed: pip install flashinfer-python"
+    if not is_installed("tvm_ffi"):
+        return "flashinfer needs tvm_ffi: pip install apache-tvm-ffi"
+    if not is_installed("flashinfer_jit_cache") and not _has_nvcc():
+        return "flashinfer compiles its kernels: nvcc is not on the PATH, nor under CUDA_HOME"
+    if shape.dtype not in (torch.float16, torch.bfloat16):
+        return f"dtype {shape.dtype} is not supported: float16 or bfloat16"
+    if shape.kv_dtype != shape.dtype:
+        return f"the cache must hold the model's {shape.dtype}, not {shape.kv_dtype}"
+    if shape.head_dim not in HEAD_DIMS:
+        return f"head_dim {shape.head_dim} is not one of {', '.join(map(str, HEAD_DIMS))}"
+    if shape.num_q_heads % shape.num_kv_heads:
+        return f"{shape.num_q_heads} query heads do not divide among {shape.num_kv_heads} K/V heads"
+    return ""
+
+
+def _has_nvcc() -> bool:
+    homes = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
+    return bool(shutil.which("nvcc")) or any(
+        Path(home, "bin", "nvcc").is_file() for home in homes if home
+    )
