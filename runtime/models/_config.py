@@ -13,7 +13,7 @@ from runtime.models._rope_spec import RopeSpec, read_rope
 from runtime.models._spec import DTYPE_BYTES, ModelSpec
 
 ACTIVATIONS = ("silu", "swish")
-_GENERATION_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "do_sample")
+_GENERATION_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 Size = Annotated[int, Field(ge=1)]
 
@@ -99,10 +99,14 @@ def spec_from_config(
         mlp_bias=switched("mlp_bias"),
         qk_norm=switched("qk_norm"),
         eos_token_ids=_eos(generation.get("eos_token_id"), sizes.eos_token_id, where),
-        generation_defaults={
-            key: generation[key] for key in _GENERATION_KEYS if generation.get(key) is not None
-        },
+        generation_defaults=_sampling_defaults(generation),
     )
+
+
+def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling that the checkpoint asks for; `do_sample: false` is greedy."""
+    found = {key: generation[key] for key in _GENERATION_KEYS if generation.get(key) is not None}
+    return {"temperature": 0.0} if generation.get("do_sample") is False else found
 
 
 def config_dtype(config: Mapping[str, Any]) -> str | None:

@@ -204,7 +204,6 @@ def test_generation_defaults_hold_only_what_is_set(tmp_path: Path) -> None:
     assert spec_of(folder).generation_defaults == {
         "temperature": 0.6,
         "top_k": 20,
-        "do_sample": True,
     }
 
 
