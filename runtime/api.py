@@ -144,9 +144,12 @@ class Runtime:
         if request_id in self._live:
             raise RequestError("request_id", f"{request_id!r} is already in use")
         live = LiveRequest(request_id, text, ids, settled, [])
+        group = request_id if settled.n > 1 else None
         for index, child in enumerate(with_seed(settled)):
-            name = request_id if settled.n == 1 else f"{request_id}#{index}"
-            sample = Request(name, ids, child, self.spec.eos_token_ids, priority, cache_salt)
+            name = request_id if group is None else f"{group}#{index}"
+            if index:  # the prompt's log-probabilities come once
+                child = child.updated(prompt_logprobs=None)
+            sample = Request(name, ids, child, self.spec.eos_token_ids, priority, cache_salt, group)
             self.engine.check(sample)
             stream = TextStream(self.tokenizer, ids, child) if self.tokenizer else None
             live.samples.append(LiveSample(sample, stream))

@@ -47,6 +47,10 @@ class Request:
     cache_salt: str | None = None
     """Prefix blocks are shared only between requests with an equal salt."""
 
+    sample_group: str | None = None
+    """Requests of an equal group are samples of one prompt: they share its blocks even where the
+    prefix cache is off."""
+
     arrival_s: float = field(default_factory=time.perf_counter)
 
     # progress, owned by the scheduler

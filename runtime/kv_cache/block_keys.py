@@ -27,12 +27,13 @@ def frame(*parts: bytes) -> bytes:
     return b"".join([struct.pack("<I", len(part)) + part for part in parts])
 
 
-def encode_extra_keys(cache_salt: str | None) -> bytes:
+def encode_extra_keys(cache_salt: str | None, sample_group: str | None = None) -> bytes:
     """The extra keys of a request's first block; those of any other block are empty.
 
     No salt and an empty salt differ.
     """
-    return b"" if cache_salt is None else frame(b"cache_salt", cache_salt.encode())
+    named = ((b"cache_salt", cache_salt), (b"sample_group", sample_group))
+    return b"".join(frame(name, value.encode()) for name, value in named if value is not None)
 
 
 class BlockHasher:

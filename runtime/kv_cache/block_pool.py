@@ -109,19 +109,25 @@ class BlockPool:
         """How many of these blocks `touch` would take from the free list."""
         return sum(self._ref_counts[block_id] == 0 for block_id in block_ids)
 
+    def shares_blocks_of(self, request: Request) -> bool:
+        """Whether the request's full blocks get keys: with the prefix cache on, or among the
+        samples of one prompt.
+        """
+        return self.enable_prefix_caching or request.sample_group is not None
+
     def find_prefix(self, request: Request) -> PrefixHit:
         """The longest run of blocks that holds the start of request.token_ids and leaves one token
         to compute.
 
         Computes request.block_keys as far as it needs them. References nothing.
         """
-        if not self.enable_prefix_caching:
+        if not self.shares_blocks_of(request):
             return PrefixHit([], self.root)
         chain = self._cache.find(
             request.token_ids,
             request.block_keys,
             (request.num_tokens - 1) // self.block_size,
-            encode_extra_keys(request.cache_salt),
+            self._extra_keys(request),
         )
         block_ids = [self._pick(prefix) for prefix in chain]
         return PrefixHit(block_ids, chain[-1] if chain else self.root)
@@ -141,7 +147,7 @@ class BlockPool:
             parent,
             request.token_ids,
             request.block_keys,
-            encode_extra_keys(request.cache_salt),
+            self._extra_keys(request),
         )
 
     def drop_keys(self, block_ids: Iterable[int]) -> None:
@@ -174,6 +180,10 @@ class BlockPool:
             )
             assert usable or self.key_of(block_id) is None, f"reserved block {block_id} has a key"
         assert len(self._free) + len(held) == self.num_usable_blocks, "blocks lost"
+
+    def _extra_keys(self, request: Request) -> bytes:
+        group = None if self.enable_prefix_caching else request.sample_group
+        return encode_extra_keys(request.cache_salt, group)
 
     def _pick(self, prefix: CachedPrefix) -> int:
         """A block that is in use already, if there is one: it costs no free block."""

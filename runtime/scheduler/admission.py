@@ -92,7 +92,8 @@ class Admission:
         num_cached = len(hit.block_ids) * pool.block_size
         row = table.take(request, num_cached, self._state.max_model_len)
         table.capacity[row] = len(request.block_ids) * pool.block_size
-        table.next_key[row] = num_cached + pool.block_size if pool.enable_prefix_caching else NEVER
+        has_keys = pool.shares_blocks_of(request)
+        table.next_key[row] = num_cached + pool.block_size if has_keys else NEVER
         table.tails[row] = hit.tail
         request.status = RequestStatus.RUNNING
         new = NewRow(

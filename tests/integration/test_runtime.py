@@ -327,3 +327,19 @@ def test_from_yaml_with_overrides(tmp_path, smollm2_path):
         assert rt.config.scheduler.max_num_seqs == 2
         assert rt.max_model_len == 64
         assert rt.generate("Hi", SamplingParams(temperature=0, max_tokens=2))[0].num_output_tokens
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_samples_share_the_prompt_whether_or_not_prefixes_are_cached(smollm2_path, caching):
+    prompt = list(range(300, 341))
+    params = {**GREEDY, "n": 4, "max_tokens": 2, "prompt_logprobs": 0}
+    with make_runtime(
+        cache={"num_blocks": 64, "block_size": 4, "prefix_caching": caching}
+    ) as runtime:
+        [result] = runtime.generate([prompt], params)
+        assert len({o.token_ids for o in result.outputs}) == 1
+        assert result.num_cached_tokens == 3 * 40
+        assert runtime.stats().scheduled_tokens == 41 + 3 + 4
+        assert len(result.prompt_logprobs) == 41
+        again = runtime.generate([prompt], GREEDY)[0]
+        assert again.num_cached_tokens == (40 if caching else 0)
