@@ -14,7 +14,13 @@ from runtime.config import RuntimeConfig, check_limits
 from runtime.engine import Engine
 from runtime.errors import ConfigError
 from runtime.models import ModelSpec, load_model
-from runtime.runner import ModelRunner, choose_backend, size_kv_pool
+from runtime.runner import (
+    ModelRunner,
+    choose_backend,
+    explain_out_of_memory,
+    measure_footprint,
+    size_kv_pool,
+)
 from runtime.sampling import Grammars, Sampler
 from runtime.scheduler import Scheduler
 from runtime.text import Tokenizer, load_tokenizer
@@ -63,23 +69,35 @@ def build_engine(config: RuntimeConfig) -> Parts:
         device,
     )
     block_size = choice.block_size
-    num_blocks = size_kv_pool(config, spec, block_size, device)
-    max_model_len = resolve_max_model_len(config, spec, num_blocks, block_size)
-    runner = ModelRunner(
-        config,
-        loaded,
-        choice.backend,
-        device=device,
-        max_model_len=max_model_len,
-        block_size=block_size,
-        num_blocks=num_blocks,
-        make_sampler=partial(
-            Sampler,
-            tokenizer=tokenizer,
-            num_valid_ids=min(spec.vocab_size, tokenizer.num_ids) if tokenizer else None,
-            grammars=grammars,
-        ),
+    make_sampler = partial(
+        Sampler,
+        tokenizer=tokenizer,
+        num_valid_ids=min(spec.vocab_size, tokenizer.num_ids) if tokenizer else None,
+        grammars=grammars,
     )
+    footprint = None
+    if device.type == "cuda":
+        footprint = measure_footprint(
+            config,
+            loaded,
+            choice.backend,
+            device=device,
+            block_size=block_size,
+            make_sampler=make_sampler,
+        )
+    num_blocks = size_kv_pool(config, spec, block_size, device, footprint)
+    max_model_len = resolve_max_model_len(config, spec, num_blocks, block_size)
+    with explain_out_of_memory("KV pool", "cache.memory"):
+        runner = ModelRunner(
+            config,
+            loaded,
+            choice.backend,
+            device=device,
+            max_model_len=max_model_len,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            make_sampler=make_sampler,
+        )
     scheduler = Scheduler(
         config.scheduler,
         block_size=block_size,

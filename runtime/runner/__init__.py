@@ -1,7 +1,31 @@
 """From a SchedulerOutput to the tokens it gives: request rows, the batch, the forward."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from runtime.runner.backend import choose_backend
-from runtime.runner.kv_memory import free_memory_bytes, size_kv_pool
+from runtime.runner.footprint import Footprint, explain_out_of_memory, measure_footprint
 from runtime.runner.model_runner import ModelRunner
 
-__all__ = ["ModelRunner", "choose_backend", "free_memory_bytes", "size_kv_pool"]
+if TYPE_CHECKING:
+    from runtime.runner.kv_memory import free_memory_bytes, size_kv_pool
+
+__all__ = [
+    "Footprint",
+    "ModelRunner",
+    "choose_backend",
+    "explain_out_of_memory",
+    "free_memory_bytes",
+    "measure_footprint",
+    "size_kv_pool",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """What reads the configuration comes when it is asked for: the runner alone needs torch."""
+    if name in ("free_memory_bytes", "size_kv_pool"):
+        from runtime.runner import kv_memory
+
+        return getattr(kv_memory, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,10 +1,11 @@
-"""How many KV blocks fit: what the configuration asks for, inside what the machine and the cgroup
-leave free."""
+"""How many KV blocks fit: what the configuration asks for, inside what the device, or the machine
+and the cgroup, leave free beside everything else."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -13,35 +14,73 @@ from attention_backends import NUM_RESERVED_BLOCKS
 from runtime.config import RuntimeConfig, blocks_for, format_memory, parse_memory
 from runtime.errors import ConfigError
 from runtime.models import ModelSpec
+from runtime.runner.footprint import LOWER, Footprint
 
 log = logging.getLogger(__name__)
 
 CPU_SHARE = 0.5
 """Of the free memory: activations, and whatever else runs on the machine, need the rest."""
 CUDA_SHARE = 0.85
+"""Of the free memory, where nothing has been measured."""
+MEASURED_SHARE = 0.95
+"""Of the free memory, for the pool and what was measured beside it: allocators lose a part."""
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
+class _Room(NamedTuple):
+    """What the pool may take."""
+
+    free: int
+    """bytes that can be taken at all, `beside` included"""
+    share: float
+    """of `free`, for the pool under `cache.memory: auto` and what stands beside it"""
+    beside: int
+    """bytes that other parts will take"""
+    parts: str
+    """says so in messages; "" where there are none"""
+
+
 def size_kv_pool(
-    config: RuntimeConfig, spec: ModelSpec, block_size: int, device: torch.device
+    config: RuntimeConfig,
+    spec: ModelSpec,
+    block_size: int,
+    device: torch.device,
+    footprint: Footprint | None = None,
 ) -> int:
     """Usable blocks of the pool, the reserved ones excluded; call it once the weights are loaded.
 
     `cache.num_blocks`, else `cache.memory`; auto takes a share of the free memory, and no more
     than `scheduler.max_num_seqs` requests of the longest length can use.
 
+    Args:
+        footprint: what the other parts will take, where it was measured.
+
     Raises:
         ConfigError: not one block fits, or more was asked for than is free.
     """
+    room = _room(footprint, device)
+    num_blocks = _num_blocks(config, spec, block_size, room)
     block_bytes = block_size * spec.kv_bytes_per_token
-    free = free_memory_bytes(device)
+    _log_parts(num_blocks, block_size, block_bytes, footprint)
+    return num_blocks
+
+
+def _room(footprint: Footprint | None, device: torch.device) -> _Room:
+    if footprint is None:
+        share = CUDA_SHARE if device.type == "cuda" else CPU_SHARE
+        return _Room(free_memory_bytes(device), share, 0, "")
+    return _Room(footprint.free, MEASURED_SHARE, footprint.beside_pool, _parts_of(footprint))
+
+
+def _num_blocks(config: RuntimeConfig, spec: ModelSpec, block_size: int, room: _Room) -> int:
+    block_bytes = block_size * spec.kv_bytes_per_token
     cache = config.cache
     if cache.num_blocks is not None:
-        _check_free("num_blocks", (cache.num_blocks + NUM_RESERVED_BLOCKS) * block_bytes, free)
+        _check_free("num_blocks", (cache.num_blocks + NUM_RESERVED_BLOCKS) * block_bytes, room)
         return cache.num_blocks
     if cache.memory == "auto":
-        num_blocks = _auto_blocks(config, spec, block_size, free, device)
-        granted = f"a share of the {format_memory(free)} that are free"
+        num_blocks = _auto_blocks(config, spec, block_size, room)
+        granted = f"a share of the {format_memory(room.free)} that are free{room.parts}"
     else:
         try:
             memory = parse_memory(cache.memory)
@@ -50,7 +89,7 @@ def size_kv_pool(
         num_blocks = memory // block_bytes - NUM_RESERVED_BLOCKS
         granted = format_memory(memory)
         if num_blocks >= 1:
-            _check_free("memory", memory, free)
+            _check_free("memory", memory, room)
     if num_blocks < 1:
         least = (1 + NUM_RESERVED_BLOCKS) * block_bytes
         raise ConfigError(
@@ -58,13 +97,50 @@ def size_kv_pool(
             f"takes {format_memory(block_bytes)} and {NUM_RESERVED_BLOCKS} are reserved, so at "
             f"least {least} bytes ({format_memory(least)}) are needed"
         )
-    log.info(
-        "KV pool: %d blocks of %d tokens, %s",
-        num_blocks,
-        block_size,
-        format_memory((num_blocks + NUM_RESERVED_BLOCKS) * block_bytes),
-    )
     return num_blocks
+
+
+def _auto_blocks(config: RuntimeConfig, spec: ModelSpec, block_size: int, room: _Room) -> int:
+    block_bytes = block_size * spec.kv_bytes_per_token
+    fitting = (int(room.free * room.share) - room.beside) // block_bytes - NUM_RESERVED_BLOCKS
+    wanted = config.model.max_model_len
+    longest = wanted if isinstance(wanted, int) else spec.max_position
+    return min(fitting, config.scheduler.max_num_seqs * blocks_for(longest, block_size))
+
+
+def _check_free(key: str, needed: int, room: _Room) -> None:
+    if needed + room.beside > room.free:
+        raise ConfigError(
+            f"cache.{key}: the KV pool would take {format_memory(needed)}, and "
+            f"{format_memory(room.free)} are free here{room.parts}; lower it, or set "
+            "cache.memory: auto"
+        )
+
+
+def _parts_of(footprint: Footprint) -> str:
+    """Each part beside the pool, and what makes it smaller."""
+    sizes = {part: getattr(footprint, part) for part in LOWER}
+    listed = "; ".join(
+        f"{part} take {format_memory(size)} (lower {LOWER[part]})"
+        for part, size in sizes.items()
+        if size
+    )
+    return f", of which {listed}" if listed else ""
+
+
+def _log_parts(
+    num_blocks: int, block_size: int, block_bytes: int, footprint: Footprint | None
+) -> None:
+    pool = (num_blocks + NUM_RESERVED_BLOCKS) * block_bytes
+    said = f"KV pool: {num_blocks} blocks of {block_size} tokens, {format_memory(pool)}"
+    if footprint is None:
+        log.info("%s", said)
+        return
+    spare = footprint.free - footprint.beside_pool - pool
+    parts = ", ".join(
+        f"{part} {format_memory(getattr(footprint, part))}" for part in ("weights", *LOWER)
+    )
+    log.info("memory: %s, %s, spare %s", parts, said, format_memory(max(0, spare)))
 
 
 def free_memory_bytes(device: torch.device) -> int:
@@ -110,21 +186,3 @@ def _headroom(folder: Path, limit_name: str, usage_name: str, droppable_name: st
     except (OSError, ValueError):
         return None  # "max", or a level without the controller
     return max(0, limit - usage + int(stat.get(droppable_name, 0)))
-
-
-def _auto_blocks(
-    config: RuntimeConfig, spec: ModelSpec, block_size: int, free: int, device: torch.device
-) -> int:
-    share = CUDA_SHARE if device.type == "cuda" else CPU_SHARE
-    fitting = int(free * share) // (block_size * spec.kv_bytes_per_token) - NUM_RESERVED_BLOCKS
-    wanted = config.model.max_model_len
-    longest = wanted if isinstance(wanted, int) else spec.max_position
-    return min(fitting, config.scheduler.max_num_seqs * blocks_for(longest, block_size))
-
-
-def _check_free(key: str, needed: int, free: int) -> None:
-    if needed > free:
-        raise ConfigError(
-            f"cache.{key}: the KV pool would take {format_memory(needed)}, and "
-            f"{format_memory(free)} are free here; lower it, or set cache.memory: auto"
-        )

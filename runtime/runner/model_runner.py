@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,16 +18,19 @@ from attention_backends import (
     examine_layers,
 )
 from graphs import Call, GraphError, GraphKey, GraphSet, Kind
-from runtime.config import RuntimeConfig
 from runtime.errors import BackendError
-from runtime.models import LoadedModel
+from runtime.params import SamplingParams
 from runtime.runner import canary
 from runtime.runner.buffers import InputBuffers
 from runtime.runner.forward import AttentionOutputs, Forward
 from runtime.runner.input_batch import InputBatch
 from runtime.runner.states import RequestStates
 from runtime.sampling import Sampler, SamplerOutput
-from runtime.step import Logprobs, RunnerOutput, SchedulerOutput, StepShape
+from runtime.step import Logprobs, NewRow, RunnerOutput, SchedulerOutput, StepShape
+
+if TYPE_CHECKING:
+    from runtime.config import RuntimeConfig
+    from runtime.models import LoadedModel
 
 PROMPT_LOGITS_ROWS = 256
 """Prompt positions whose logits are made at once: a whole prompt's may not fit in memory."""
@@ -42,6 +46,7 @@ class ModelRunner:
         block_size: tokens of a KV block.
         num_blocks: usable KV blocks; the reserved ones come on top.
         make_sampler: `Sampler`, or a partial of it with what only some requests need.
+        capture: whether graphs are captured here; False where memory is measured first.
 
     Raises:
         BackendError: a graph mode that cannot serve the model here, or whose capture failed.
@@ -58,6 +63,7 @@ class ModelRunner:
         block_size: int,
         num_blocks: int,
         make_sampler: Callable[..., Sampler] = Sampler,
+        capture: bool = True,
     ) -> None:
         scheduler, shapes = config.scheduler, loaded.attention_shapes
         self._model = loaded.model
@@ -88,7 +94,9 @@ class ModelRunner:
         self.kv = self.backend.allocate_kv(num_blocks + NUM_RESERVED_BLOCKS)
         self._outputs = AttentionOutputs(shapes, max_tokens, device)
         self._captured: dict[GraphKey, Forward] = {}
-        self._capture_graphs(max_model_len)
+        self._max_model_len = max_model_len
+        if capture:
+            self._capture_graphs()
 
     @torch.inference_mode()
     def execute(self, so: SchedulerOutput) -> RunnerOutput:
@@ -117,6 +125,44 @@ class ModelRunner:
         return RunnerOutput(
             sampled.token_ids, shape, sampled.errors, sampled.logprobs, prompt_logprobs
         )
+
+    @torch.inference_mode()
+    def run_largest(self) -> None:
+        """One eager step of the most tokens, with the logits and draws of the most requests and
+        log-probabilities of a prompt: what takes the most memory."""
+        num_tokens = self.graphs.dispatcher.max_tokens_padded
+        key = GraphKey(Kind.EAGER, num_tokens, 1)
+        batch = InputBatch.build(_NO_REQUESTS, self.states, self._buffers, key)
+        hidden = self._run(batch)
+        rows = np.arange(len(self.states.num_blocks), dtype=np.int32)
+        for row in rows.tolist():
+            params = SamplingParams(top_p=0.9 if row % 2 else 1.0, prompt_logprobs=1, seed=row)
+            self.sampler.add(NewRow(row, "", [0], 1, 0, [], params, ()))
+        self.sampler.sample(self._model.compute_logits(hidden[: len(rows)]), rows, rows * 0 + 1)
+        logits = self._model.compute_logits(hidden[:PROMPT_LOGITS_ROWS])
+        self.sampler.prompt_logprobs(logits, 0, np.zeros(len(logits), np.int32))
+        for row in rows.tolist():
+            self.sampler.drop(row)
+
+    def reserve_for_graphs(self) -> int:
+        """Have the backend allocate what its graphs need; returns bytes."""
+        keys = self.graphs.keys_to_capture()
+        baked = [_bucket_of(key) for key in keys if self._has_baked_plan(key)]
+        return self.backend.reserve(baked, self._max_model_len) if keys else 0
+
+    def estimate_graphs(self) -> int:
+        """Bytes that the graphs will take, from trial captures after `reserve_for_graphs`.
+
+        Raises:
+            BackendError: a capture failed.
+        """
+        try:
+            with torch.inference_mode():
+                return self.graphs.estimate_bytes(self._dummy_forward)
+        except GraphError as error:
+            raise BackendError(str(error)) from error
+        finally:
+            self._captured.clear()
 
     def close(self) -> None:
         """Drop the captured graphs, end the sampler's thread."""
@@ -172,12 +218,10 @@ class ModelRunner:
         needed = {Kind.DECODE: GraphSupport.ONE_TOKEN, Kind.RAGGED: GraphSupport.RAGGED}
         return key.kind in needed and self._support.graph >= needed[key.kind]
 
-    def _capture_graphs(self, max_model_len: int) -> None:
-        keys = self.graphs.keys_to_capture()
-        if not keys:
+    def _capture_graphs(self) -> None:
+        if not self.graphs.keys_to_capture():
             return
-        baked = [_bucket_of(key) for key in keys if self._has_baked_plan(key)]
-        self.backend.reserve(baked, max_model_len)
+        self.reserve_for_graphs()
         try:
             with torch.inference_mode():
                 self.graphs.capture(self._dummy_forward)
