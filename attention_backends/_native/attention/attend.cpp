@@ -5,6 +5,7 @@
 // summed in order by their running maximum. Sums are in float32.
 #include "args.h"
 #include "elements.h"
+#include "few_rows.h"
 #include "pack.h"
 #include "product.h"
 #include "softmax.h"
@@ -15,6 +16,8 @@ namespace {
 using namespace sg;
 
 constexpr int kRows = 4 * kBlockRows;  // whose scores are in L1 together
+constexpr int kMaxHeadDim = 512;
+alignas(64) const char kZeros[kMaxHeadDim * sizeof(float)] = {};
 constexpr float kLog2E = 1.44269504088896340736f;
 
 int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -23,40 +26,51 @@ int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multi
 template <class KvType, class QType>
 struct InFloats {
   typedef Floats Kind;
+  static bool serves_few_rows(int, int) { return false; }
+  static void score_few(int, const float*, int, const void* const*, int, float*) {}
+  static void sum_few(int, const float*, const void* const*, int, int, float*) {}
   static constexpr int kKeysOfWord = 1;
   static int depth(int head_dim) { return head_dim; }
   static void pack_rows(const typename QType::Raw* q, int head_dim, int, float* out) {
     for (int d = 0; d < head_dim; d += W) store(out + d, QType::read(q + d));
   }
-  static void pack_k(const void* k, const int64_t* offsets, int keys, int head_dim, float* out) {
-    pack_keys<KvType>((const typename KvType::Raw*)k, offsets, keys, head_dim, out);
+  static void pack_k(const void* const* keys, int num_keys, int head_dim, float* out) {
+    pack_keys<KvType>(keys, num_keys, head_dim, out);
   }
-  static void pack_v(const void* v, const int64_t* offsets, int keys, int head_dim, float* out) {
-    pack_values<KvType>((const typename KvType::Raw*)v, offsets, keys, head_dim, out);
+  static void pack_v(const void* const* keys, int num_keys, int head_dim, float* out) {
+    pack_values<KvType>(keys, num_keys, head_dim, out);
   }
 };
 
 #if defined(__AVX512BF16__)
 struct InPairs {
   typedef Pairs Kind;
+  static bool serves_few_rows(int rows, int head_dim) { return few_rows_serve(rows, head_dim); }
+  static void score_few(int rows, const float* q, int depth, const void* const* keys, int num_keys, float* scores) {
+    scores_of_few(rows, q, depth, keys, num_keys, kChunk, scores);
+  }
+  static void sum_few(int rows, const float* weights, const void* const* keys, int num_keys, int dim, float* out) {
+    values_of_few(rows, weights, kChunk / 2, keys, num_keys, dim, out);
+  }
   static constexpr int kKeysOfWord = 2;
   static int depth(int head_dim) { return round_up(head_dim / 2, 16); }
   static void pack_rows(const uint16_t* q, int head_dim, int depth, float* out) {
     memcpy(out, q, 2 * head_dim);
     memset(out + head_dim / 2, 0, 4 * (depth - head_dim / 2));
   }
-  static void pack_k(const void* k, const int64_t* offsets, int keys, int head_dim, float* out) {
-    pack_key_pairs((const uint16_t*)k, offsets, keys, head_dim, depth(head_dim), out);
+  static void pack_k(const void* const* keys, int num_keys, int head_dim, float* out) {
+    pack_key_pairs(keys, num_keys, head_dim, depth(head_dim), out);
   }
-  static void pack_v(const void* v, const int64_t* offsets, int keys, int head_dim, float* out) {
-    pack_value_pairs((const uint16_t*)v, offsets, keys, head_dim, out);
+  static void pack_v(const void* const* keys, int num_keys, int head_dim, float* out) {
+    pack_value_pairs(keys, num_keys, head_dim, out);
   }
 };
 #endif
 
 // A thread's arrays; `stepgraph_attention_workspace` says how many bytes they take.
 struct Workspace {
-  int64_t* offsets;  // [kChunk]
+  const void** k_rows;  // [kChunk], where each key is
+  const void** v_rows;
   float* rows;       // [kTileRows, depth]
   float* keys;       // panels of [depth, kPanel], kChunk keys
   float* values;     // [kChunk / keys of a word, head_dim]
@@ -77,7 +91,8 @@ struct Workspace {
       used += (count * size + 63) / 64 * 64 + 64;  // apart, so that arrays of one power of 2 do not share cache sets
       return array;
     };
-    offsets = (int64_t*)take(kChunk, 8);
+    k_rows = (const void**)take(kChunk, sizeof(void*));
+    v_rows = (const void**)take(kChunk, sizeof(void*));
     rows = (float*)take((int64_t)kTileRows * depth, 4);
     keys = (float*)take((int64_t)kChunk * depth, 4);
     values = (float*)take((int64_t)kChunk * head_dim, 4);
@@ -112,12 +127,19 @@ class Tile {
  public:
   Tile(const AttendArgs& args, const Item& item, const Workspace& space)
       : args_(args), item_(item), space_(space), group_(args.num_q_heads / args.num_kv_heads),
-        num_rows_(item.num_tokens * group_), depth_(Path::depth(args.head_dim)) {}
+        num_rows_(item.num_tokens * group_), depth_(Path::depth(args.head_dim)),
+        few_(Path::serves_few_rows(num_rows_, args.head_dim)) {}
 
   void run() {
     pack_rows();
     for (int chunk = item_.chunk; chunk < item_.end_chunk; chunk++) {
-      const int keys = pack_chunk(chunk * kChunk);
+      const int keys = find_keys(chunk * kChunk);
+      if (few_) {
+        attend_rows(chunk, 0, keys);
+        continue;
+      }
+      Path::pack_k(space_.k_rows, round_up(keys, W), args_.head_dim, space_.keys);
+      Path::pack_v(space_.v_rows, round_up(keys, W), args_.head_dim, space_.values);
       for (int row = 0; row < num_rows_; row += kRows) attend_rows(chunk, row, keys);
     }
     if (item_.partial < 0) write();
@@ -138,22 +160,24 @@ class Tile {
     }
   }
 
-  // Pack the keys from `first` on that any row sees; how many, from `first`.
-  int pack_chunk(int first) {
+  // Where the keys from `first` on are that any row sees; how many, from `first`.
+  int find_keys(int first) {
     const int end = item_.position + item_.num_tokens, low = lowest_visible(item_.position);
     const int keys = end - first < kChunk ? end - first : kChunk;
-    const int padded = round_up(keys, W > 2 ? W : 2);
-    int64_t* offsets = space_.offsets;
-    for (int i = 0; i < padded; i++) offsets[i] = -1;
+    const int padded = round_up(keys, W), begin = low > first ? low - first : 0;
+    for (int i = 0; i < begin; i++) space_.k_rows[i] = space_.v_rows[i] = kZeros;
+    for (int i = keys; i < padded; i++) space_.k_rows[i] = space_.v_rows[i] = kZeros;
     const int32_t* table = args_.block_table + item_.request * args_.table_row;
-    const int head = item_.kv_head;
-    for (int i = low > first ? low - first : 0; i < keys;) {
+    const int64_t size = args_.kv_dtype == kFloat32 ? 4 : 2;
+    for (int i = begin; i < keys;) {
       const int block = (first + i) / args_.block_size, place = (first + i) % args_.block_size;
-      const int64_t base = table[block] * args_.kv_block + head * args_.kv_head;
-      for (int p = place; p < args_.block_size && i < keys; p++, i++) offsets[i] = base + p * args_.kv_token;
+      const int64_t base = table[block] * args_.kv_block + item_.kv_head * args_.kv_head;
+      for (int p = place; p < args_.block_size && i < keys; p++, i++) {
+        const int64_t offset = size * (base + p * args_.kv_token);
+        space_.k_rows[i] = (const char*)args_.k + offset;
+        space_.v_rows[i] = (const char*)args_.v + offset;
+      }
     }
-    Path::pack_k(args_.k, offsets, padded, args_.head_dim, space_.keys);
-    Path::pack_v(args_.v, offsets, padded, args_.head_dim, space_.values);
     return keys;
   }
 
@@ -168,9 +192,7 @@ class Tile {
     const int padded = seen > 0 ? round_up(seen, W) : 0;
     float maxima[kRows], weights[kRows];
     typedef typename Path::Kind Kind;
-    const Packed k = {space_.keys, kPanel, (int64_t)depth_ * kPanel};
-    const Packed v = {space_.values, args_.head_dim, 0};
-    product<Kind>(space_.rows + (int64_t)row * depth_, depth_, k, space_.scores, kChunk, rows, padded, depth_);
+    score(row, rows, padded);
     for (int i = 0; i < rows; i++) {
       const int position = item_.position + (row + i) / group_;
       const int low = lowest_visible(position) - first, end = position + 1 - first;
@@ -178,9 +200,23 @@ class Tile {
       weigh<Kind>(space_.scores + i * kChunk, space_.weights + i * (kChunk / Path::kKeysOfWord), visible,
                   {args_.scale * kLog2E, args_.softcap}, &maxima[i], &weights[i]);
     }
-    product<Kind>(space_.weights, kChunk / Path::kKeysOfWord, v, space_.part, args_.head_dim, rows, args_.head_dim,
-                  padded / Path::kKeysOfWord);
+    sum_values(rows, padded);
     for (int i = 0; i < rows; i++) keep(chunk, row + i, space_.part + i * args_.head_dim, maxima[i], weights[i]);
+  }
+
+  void score(int row, int rows, int keys) {
+    const float* q = space_.rows + (int64_t)row * depth_;
+    if (few_) return Path::score_few(rows, q, depth_, space_.k_rows, keys, space_.scores);
+    const Packed k = {space_.keys, kPanel, (int64_t)depth_ * kPanel};
+    product<typename Path::Kind>(q, depth_, k, space_.scores, kChunk, rows, keys, depth_);
+  }
+
+  void sum_values(int rows, int keys) {
+    const int dim = args_.head_dim;
+    if (few_) return Path::sum_few(rows, space_.weights, space_.v_rows, keys, dim, space_.part);
+    const Packed v = {space_.values, dim, 0};
+    product<typename Path::Kind>(space_.weights, kChunk / Path::kKeysOfWord, v, space_.part, dim, rows, dim,
+                                 keys / Path::kKeysOfWord);
   }
 
   void keep(int chunk, int row, const float* part, float maximum, float weight) {
@@ -207,6 +243,7 @@ class Tile {
   const Item& item_;
   const Workspace& space_;
   const int group_, num_rows_, depth_;
+  const bool few_;
 };
 
 // Sum the chunks of one row that was split over its keys.

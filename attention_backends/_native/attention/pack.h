@@ -8,10 +8,10 @@ namespace sg {
 
 constexpr int kPanel = kBlockVecs * W;  // keys of a panel
 
-// Rows of W words become columns: out[j * stride + i] = rows[i][j], for the first `num` of j.
-inline void store_transposed(Vec* rows, float* out, int stride, int num) {
 #if defined(__AVX512F__)
-  __m512i a[16], b[16];
+// In place: rows[j][i] = rows[i][j], words of 32 bits.
+inline void transpose(Vec* rows) {
+  __m512i a[16];
   for (int i = 0; i < 16; i += 4) {
     const __m512i r0 = (__m512i)rows[i], r1 = (__m512i)rows[i + 1];
     const __m512i r2 = (__m512i)rows[i + 2], r3 = (__m512i)rows[i + 3];
@@ -23,14 +23,23 @@ inline void store_transposed(Vec* rows, float* out, int stride, int num) {
     a[i + 3] = _mm512_unpackhi_epi64(t1, t3);
   }
   for (int j = 0; j < 4; j++) {  // a[4 * q + j]: rows 4q.., columns j, 4 + j, 8 + j, 12 + j by 128-bit lane
-    const __m512i low01 = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x44), high01 = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xee);
-    const __m512i low23 = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0x44), high23 = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0xee);
-    b[j] = _mm512_shuffle_i32x4(low01, low23, 0x88);
-    b[4 + j] = _mm512_shuffle_i32x4(low01, low23, 0xdd);
-    b[8 + j] = _mm512_shuffle_i32x4(high01, high23, 0x88);
-    b[12 + j] = _mm512_shuffle_i32x4(high01, high23, 0xdd);
+    const __m512i low01 = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x44);
+    const __m512i high01 = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xee);
+    const __m512i low23 = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0x44);
+    const __m512i high23 = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0xee);
+    rows[j] = (Vec)_mm512_shuffle_i32x4(low01, low23, 0x88);
+    rows[4 + j] = (Vec)_mm512_shuffle_i32x4(low01, low23, 0xdd);
+    rows[8 + j] = (Vec)_mm512_shuffle_i32x4(high01, high23, 0x88);
+    rows[12 + j] = (Vec)_mm512_shuffle_i32x4(high01, high23, 0xdd);
   }
-  for (int j = 0; j < num; j++) _mm512_storeu_si512(out + (int64_t)j * stride, b[j]);
+}
+#endif
+
+// Rows of W words become columns: out[j * stride + i] = rows[i][j]. `rows` is used up.
+inline void store_transposed(Vec* rows, float* out, int stride) {
+#if defined(__AVX512F__)
+  transpose(rows);
+  for (int j = 0; j < 16; j++) store(out + (int64_t)j * stride, rows[j]);
 #elif defined(__AVX2__)
   __m256 a[8];
   for (int i = 0; i < 8; i += 4) {
@@ -43,49 +52,47 @@ inline void store_transposed(Vec* rows, float* out, int stride, int num) {
     a[i + 2] = _mm256_shuffle_ps(t1, t3, 0x44);
     a[i + 3] = _mm256_shuffle_ps(t1, t3, 0xee);
   }
-  for (int j = 0; j < num; j++) {
+  for (int j = 0; j < W; j++) {
     const __m256 column = j < 4 ? _mm256_permute2f128_ps(a[j], a[4 + j], 0x20)
                                 : _mm256_permute2f128_ps(a[j - 4], a[j], 0x31);
     _mm256_storeu_ps(out + (int64_t)j * stride, column);
   }
 #else
-  for (int j = 0; j < num; j++) {
+  for (int j = 0; j < W; j++) {
     for (int i = 0; i < W; i++) out[(int64_t)j * stride + i] = rows[i][j];
   }
 #endif
 }
 
-// `offsets[i]` is where key i is, in elements; negative where there is none: zeros are packed for it.
+// `keys[i]` is where key i of the chunk is in the cache, of one K/V head; a row of zeros where there is none.
+template <class Raw>
+const Raw* row_of(const void* const* keys, int i) { return (const Raw*)keys[i]; }
+
 // K: panels [depth, kPanel] of 32-bit words, for keys [0, num_keys), num_keys a multiple of W.
 template <class Type>
-inline void pack_keys(const typename Type::Raw* k, const int64_t* offsets, int num_keys, int head_dim, float* out) {
+__attribute__((noinline)) void pack_keys(const void* const* keys, int num_keys, int head_dim, float* out) {
   for (int key = 0; key < num_keys; key += W) {
     float* column = out + (int64_t)(key / kPanel) * kPanel * head_dim + key % kPanel;
     for (int d = 0; d < head_dim; d += W) {
       Vec rows[W];
-      for (int i = 0; i < W; i++) {
-        const int64_t offset = offsets[key + i];
-        rows[i] = offset < 0 ? Vec{} : Type::read(k + offset + d);
-      }
-      store_transposed(rows, column + (int64_t)d * kPanel, kPanel, W);
+      for (int i = 0; i < W; i++) rows[i] = Type::read(row_of<typename Type::Raw>(keys, key + i) + d);
+      store_transposed(rows, column + (int64_t)d * kPanel, kPanel);
     }
   }
 }
 
 // V: [num_keys, head_dim] floats.
 template <class Type>
-inline void pack_values(const typename Type::Raw* v, const int64_t* offsets, int num_keys, int head_dim, float* out) {
+__attribute__((noinline)) void pack_values(const void* const* keys, int num_keys, int head_dim, float* out) {
   for (int key = 0; key < num_keys; key++) {
-    const int64_t offset = offsets[key];
-    for (int d = 0; d < head_dim; d += W) {
-      store(out + (int64_t)key * head_dim + d, offset < 0 ? Vec{} : Type::read(v + offset + d));
-    }
+    const typename Type::Raw* row = row_of<typename Type::Raw>(keys, key);
+    for (int d = 0; d < head_dim; d += W) store(out + (int64_t)key * head_dim + d, Type::read(row + d));
   }
 }
 
 #if defined(__AVX512BF16__)
 // K as pairs along the head dimension; `depth` >= head_dim / 2 is a multiple of 16, zeros after the keys' end.
-inline void pack_key_pairs(const uint16_t* k, const int64_t* offsets, int num_keys, int head_dim, int depth, float* out) {
+inline void pack_key_pairs(const void* const* keys, int num_keys, int head_dim, int depth, float* out) {
   for (int key = 0; key < num_keys; key += 16) {
     float* column = out + (int64_t)(key / kPanel) * kPanel * depth + key % kPanel;
     for (int word = 0; word < depth; word += 16) {
@@ -93,23 +100,21 @@ inline void pack_key_pairs(const uint16_t* k, const int64_t* offsets, int num_ke
       const __mmask16 inside = words >= 16 ? 0xffff : (__mmask16)((1u << words) - 1);
       Vec rows[16];
       for (int i = 0; i < 16; i++) {
-        const int64_t offset = offsets[key + i];
-        rows[i] = offset < 0 ? Vec{} : (Vec)_mm512_maskz_loadu_epi32(inside, k + offset + 2 * word);
+        rows[i] = (Vec)_mm512_maskz_loadu_epi32(inside, row_of<uint16_t>(keys, key + i) + 2 * word);
       }
-      store_transposed(rows, column + (int64_t)word * kPanel, kPanel, 16);
+      store_transposed(rows, column + (int64_t)word * kPanel, kPanel);
     }
   }
 }
 
 // V as pairs of keys: [num_keys / 2, head_dim] words.
-inline void pack_value_pairs(const uint16_t* v, const int64_t* offsets, int num_keys, int head_dim, float* out) {
+inline void pack_value_pairs(const void* const* keys, int num_keys, int head_dim, float* out) {
   for (int key = 0; key < num_keys; key += 2) {
-    const int64_t first = offsets[key], second = offsets[key + 1];
+    const uint16_t *first = row_of<uint16_t>(keys, key), *second = row_of<uint16_t>(keys, key + 1);
     for (int d = 0; d < head_dim; d += 16) {
-      const __m512i low = first < 0 ? __m512i{} : _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(v + first + d)));
-      const __m512i high = second < 0 ? __m512i{} : _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(v + second + d)));
-      const __m512i pairs = _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
-      _mm512_storeu_si512(out + (int64_t)(key / 2) * head_dim + d, pairs);
+      const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(first + d)));
+      const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(second + d)));
+      store(out + (int64_t)(key / 2) * head_dim + d, (Vec)_mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
     }
   }
 }

@@ -59,7 +59,7 @@ inline void product_rows(int vecs, const float* a, int lda, const float* b, int 
 
 // N: a multiple of W. Each sum runs over K in order, whatever M and N are.
 template <class Kind>
-inline void product(const float* a, int lda, Packed b, float* c, int ldc, int M, int N, int K) {
+__attribute__((noinline)) void product(const float* a, int lda, Packed b, float* c, int ldc, int M, int N, int K) {
   const int blocks = (M + kBlockRows - 1) / kBlockRows, rows = (M + blocks - 1) / blocks;
   for (int n = 0; n < N; n += kBlockVecs * W) {
     const int vecs = N - n < kBlockVecs * W ? (N - n) / W : kBlockVecs;
