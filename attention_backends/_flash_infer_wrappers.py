@@ -126,8 +126,11 @@ class PlannedDecode(_Planned):
         super().__init__(wrapper, shape, block_size)
         self._num_reqs = num_reqs
 
-    def workspace_bytes(self, max_blocks: int) -> tuple[int, int]:
-        """(float, integer) workspace that the fixed batch needs at most; compiles the kernel."""
+    def measure(self, max_blocks: int) -> tuple[int, int]:
+        """Bytes of (float, integer) workspace that the fixed batch needs at most.
+
+        Compiles the kernel, and lets go of the 16 MiB that the library gives each wrapper.
+        """
         rows, device = self._num_reqs, self._wrapper.device
         start = torch.arange(rows + 1, dtype=torch.int32) * max_blocks
         pages = Pages(
@@ -137,6 +140,8 @@ class PlannedDecode(_Planned):
             last_len=torch.full((rows,), self._block_size, dtype=torch.int32),
         )
         needs = self._wrapper.workspace_size(**self._metadata(pages), **self._problem())
+        nothing = torch.empty(0, dtype=torch.uint8, device=device)
+        self._wrapper.reset_workspace_buffer(nothing, nothing)
         return int(needs[0]), int(needs[1])
 
     def use_workspaces(self, floats: Tensor, ints: Tensor) -> None:

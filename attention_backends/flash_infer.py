@@ -105,14 +105,15 @@ class Backend:
             return 0
         max_blocks = -(-max_model_len // self._block_size)
         arrays = [self._int_buffer(n) for n in (sizes[0] + 1, sizes[0] * max_blocks, sizes[0])]
-        self._buckets = {
-            size: [
+        self._buckets, needs = {}, {}
+        for size in sizes:
+            wrappers = [
                 PlannedDecode(self._library, s, self._block_size, self._space, size, arrays)
                 for s in self._shapes
             ]
-            for size in sizes
-        }
-        return sum(a.nbytes for a in arrays) + self._share_workspaces(sizes, max_blocks)
+            needs[size] = [wrapper.measure(max_blocks) for wrapper in wrappers]
+            self._buckets[size] = wrappers
+        return sum(a.nbytes for a in arrays) + self._share_workspaces(needs)
 
     def open_bucket(self, bucket: Bucket, batch: AttentionBatch) -> FlashInferPlan:
         """Raises ValueError where `reserve` was not told of the bucket."""
@@ -133,24 +134,27 @@ class Backend:
     def _int_buffer(self, length: int) -> Tensor:
         return torch.zeros(length, dtype=torch.int32, device=self._device)
 
-    def _share_workspaces(self, sizes: Sequence[int], max_blocks: int) -> int:
+    def _share_workspaces(self, needs: dict[int, list[tuple[int, int]]]) -> int:
         """One float workspace for all, one integer workspace per shape: only the wrapper planned
-        last reads it. Returns the bytes of what is new."""
-        needs = [
-            [wrapper.workspace_bytes(max_blocks) for wrapper in self._buckets[size]]
-            for size in sizes
-        ]
-        float_bytes = max(need[0] for row in needs for need in row)
+        last reads it.
+
+        Args:
+            needs: bucket size -> (float, integer) bytes for each shape.
+
+        Returns:
+            the bytes of what is new.
+        """
         added = 0
+        float_bytes = max(floats for row in needs.values() for floats, _ in row)
         if float_bytes > self._space.nbytes:
-            added += float_bytes
             self._space = torch.zeros(float_bytes, dtype=torch.uint8, device=self._device)
+            added += float_bytes
         for index in range(len(self._shapes)):
-            int_bytes = max(row[index][1] for row in needs)
+            int_bytes = max(row[index][1] for row in needs.values())
             ints = torch.zeros(int_bytes, dtype=torch.uint8, device=self._device)
             added += int_bytes
-            for size in sizes:
-                self._buckets[size][index].use_workspaces(self._space, ints)
+            for wrappers in self._buckets.values():
+                wrappers[index].use_workspaces(self._space, ints)
         return added
 
 
