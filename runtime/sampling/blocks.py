@@ -5,8 +5,10 @@ Shapes: n rows, V ids, BLOCK ids per block, C candidates.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,10 +49,7 @@ class Head(NamedTuple):
 class BlockedScores:
     """Scores [n, V] with the maxima of their blocks; any float dtype, rows may be strided.
 
-    The scores are not copied and never written to.
-
-    Attributes:
-        max: [n] float32, NaN where a row holds a NaN.
+    The scores are not copied and never written to; they are first read when a maximum is asked for.
     """
 
     def __init__(self, scores: Tensor, *, head_blocks: int = HEAD_BLOCKS) -> None:
@@ -60,11 +59,18 @@ class BlockedScores:
         self.head_blocks = head_blocks
         self._blocks = scores[:, : self.tail_start].view(len(scores), self.num_blocks, BLOCK)
         self._tail = scores[:, self.tail_start :]
+
+    @cached_property
+    def _block_max(self) -> Tensor:
         parts = [self._blocks.amax(-1)] if self.num_blocks else []
         if self._tail.shape[1]:
             parts.append(self._tail.amax(-1, keepdim=True))
-        self._block_max = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-        self.max = self._block_max.amax(-1).float()
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    @cached_property
+    def max(self) -> Tensor:
+        """[n] float32, NaN where a row holds a NaN."""
+        return self._block_max.amax(-1).float()
 
     def argmax(self) -> Tensor:
         """[n] the id of the largest score, the lowest one where several are equal."""
@@ -78,9 +84,7 @@ class BlockedScores:
         """The blocks of the rows `index` [m] that have the largest maxima, and the tail."""
         maxima = self._block_max[index, : self.num_blocks]
         if self.num_blocks > self.head_blocks:
-            top = maxima.topk(self.head_blocks + 1)
-            block_ids = top.indices[:, :-1].sort().values
-            bound = top.values[:, -1].float()
+            block_ids, bound = _largest(maxima.float(), self.head_blocks)
         else:
             block_ids = torch.arange(self.num_blocks, device=index.device).expand(len(index), -1)
             bound = torch.full((len(index),), -torch.inf, device=index.device)
@@ -88,3 +92,23 @@ class BlockedScores:
         if self._tail.shape[1]:
             scores = torch.cat([scores, self._tail[index]], 1)
         return Head(scores.float(), block_ids, bound, self.tail_start)
+
+
+def _largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """x [m, N] float32 -> [m, count] places of its largest, ascending; [m] the next largest."""
+    if x.device.type == "cpu":  # numpy's selection is vectorised, torch's is not
+        cut = x.shape[1] - count
+        order = np.argpartition(x.numpy(), cut - 1, axis=1)
+        places = torch.from_numpy(np.sort(order[:, cut:], axis=1))
+        return places, x.gather(1, torch.from_numpy(order[:, cut - 1 : cut]))[:, 0]
+    top = x.topk(count + 1)
+    return top.indices[:, :-1].sort().values, top.values[:, -1]
+
+
+def copy_rows(scores: Tensor, index: Tensor, out: Tensor) -> Tensor:
+    """out [m, V] = the rows `index` [m] of `scores`, in out's dtype; returns `out`."""
+    if scores.device.type != "cpu":
+        return out.copy_(scores[index])
+    for i, row in zip(index.tolist(), out, strict=True):  # no copy between: half the traffic
+        row.copy_(scores[i])
+    return out

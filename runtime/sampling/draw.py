@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.sampling.blocks import BLOCK, BlockedScores, Head
+from runtime.sampling.blocks import BLOCK, BlockedScores, Head, copy_rows
 
 CHUNK_BYTES = {"cpu": 4 << 20}
 """Size of the float32 scratch for passes over whole rows: on a CPU it should stay in the cache."""
@@ -96,9 +96,9 @@ def draw_from_head(b: BlockedScores, index: Tensor, p: DrawParams) -> Tensor:
 def draw_sorted(b: BlockedScores, index: Tensor, p: DrawParams) -> Tensor:
     """The tokens of `draw_truncated`, each row sorted as a whole; looks at no value."""
     out = torch.empty_like(index)
-    for part in row_chunks(b.scores, len(index)):
-        of, q = index[part], p.take(part)
-        gaps = (b.max[of, None] - b.scores[of].float()) / q.temperature[:, None]
+    for part, scratch in chunks_with_scratch(b.scores, len(index)):
+        q = p.take(part)
+        gaps = shifted_rows(b, index[part], scratch).neg_().div_(q.temperature[:, None])
         out[part] = _Prefix(gaps, q).draw()
     return out
 
@@ -160,24 +160,29 @@ class _Prefix:
 def draw_untruncated(b: BlockedScores, index: Tensor, p: DrawParams) -> Tensor:
     """[m] tokens of the rows `index` [m] of `b`, drawn from their whole softmax."""
     out = torch.empty_like(index)
-    for part in row_chunks(b.scores, len(index)):
-        out[part] = _invert_by_id(_weights(b, index[part], p.take(part)), p.uniform[part])
+    for part, scratch in chunks_with_scratch(b.scores, len(index)):
+        weights = _weights(b, index[part], p.take(part), scratch)
+        out[part] = _invert_by_id(weights, p.uniform[part])
     return out
 
 
 def survivors_mass(b: BlockedScores, index: Tensor, p: DrawParams) -> Tensor:
     """[m] float64: the weights of whole rows, those beyond `max_gap` left out, summed."""
     out = torch.empty(len(index), dtype=torch.float64, device=index.device)
-    for part in row_chunks(b.scores, len(index)):
-        weights = _weights(b, index[part], p.take(part))
+    for part, scratch in chunks_with_scratch(b.scores, len(index)):
+        weights = _weights(b, index[part], p.take(part), scratch)
         out[part] = sum_blocks(weights).sum(1, dtype=torch.float64)
     return out
 
 
-def _weights(b: BlockedScores, index: Tensor, p: DrawParams) -> Tensor:
-    """[m, V] float32 exp(-gap), 0 beyond max_gap; fresh memory."""
-    z = b.scores.index_select(0, index).float()
-    z.sub_(b.max[index, None]).div_(p.temperature[:, None])
+def shifted_rows(b: BlockedScores, index: Tensor, scratch: Tensor) -> Tensor:
+    """[m, V] float32, in `scratch`: the rows less their largest score."""
+    return copy_rows(b.scores, index, scratch).sub_(b.max[index, None])
+
+
+def _weights(b: BlockedScores, index: Tensor, p: DrawParams, scratch: Tensor) -> Tensor:
+    """[m, V] float32, in `scratch`: exp(-gap), 0 beyond max_gap."""
+    z = shifted_rows(b, index, scratch).div_(p.temperature[:, None])
     if p.has_max_gap:
         z.masked_fill_(z < -p.max_gap[:, None], -torch.inf)
     return z.exp_()
@@ -218,8 +223,15 @@ def _at(x: Tensor, place: Tensor) -> Tensor:
     return x.gather(1, place[:, None])[:, 0]
 
 
-def row_chunks(scores: Tensor, num_rows: int, scale: int = 1) -> Iterator[slice]:
-    """Slices of [0, num_rows) whose float32 copies fit the scratch, or `scale` times it."""
+def chunks_with_scratch(scores: Tensor, num_rows: int) -> Iterator[tuple[slice, Tensor]]:
+    """Slices of [0, num_rows), each with the same memory to hold its rows in float32 [m, V]."""
+    size = max(1, min(num_rows, rows_per_chunk(scores)))
+    scratch = torch.empty(size, scores.shape[1], device=scores.device)
+    for start in range(0, num_rows, size):
+        part = slice(start, min(start + size, num_rows))
+        yield part, scratch[: part.stop - start]
+
+
+def rows_per_chunk(scores: Tensor) -> int:
     limit = CHUNK_BYTES.get(scores.device.type, CHUNK_BYTES_DEFAULT)
-    size = max(1, scale * limit // (4 * scores.shape[1]))
-    return (slice(i, min(i + size, num_rows)) for i in range(0, num_rows, size))
+    return max(1, limit // (4 * scores.shape[1]))

@@ -5,18 +5,17 @@ Ranks follow (logit, then lowest id), so every rank is taken once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from runtime.sampling.blocks import BlockedScores
-from runtime.sampling.draw import row_chunks, sum_blocks
+from runtime.sampling.blocks import BlockedScores, Head
+from runtime.sampling.draw import chunks_with_scratch, shifted_rows, sum_blocks
 from runtime.step import Logprobs, TokenLogprob
 
-F64Array = npt.NDArray[np.float64]
 I64Array = npt.NDArray[np.int64]
 
 
@@ -33,58 +32,59 @@ def logprobs_of(
     """
     vocab_size = scores.scores.shape[1]
     wanted = np.array([vocab_size if k < 0 else min(k, vocab_size) for k in num_top])
-    log_mass, chosen, ranks = _whole_rows(scores, index, targets)
+    head = scores.head(index)
+    log_mass, chosen = _log_mass(scores, index), _of_targets(scores, index, targets)
+    ranks = _ranks(scores, head, index, targets)
+    chosen_logprobs = (chosen.double() - log_mass).tolist()
     out: list[Logprobs] = [
         [TokenLogprob(*entry)]
-        for entry in zip(
-            targets.tolist(), (chosen - log_mass).tolist(), ranks.tolist(), strict=True
-        )
+        for entry in zip(targets.tolist(), chosen_logprobs, ranks.tolist(), strict=True)
     ]
     if wanted.any():
-        ids, values = _top(scores, index, wanted)
-        for j, entries in enumerate(out):
-            top = zip(ids[j].tolist(), (values[j] - log_mass[j]).tolist(), strict=True)
+        for entries, top in zip(out, _top(scores, head, index, wanted, log_mass), strict=True):
             given = entries[0].token_id
             entries.extend(TokenLogprob(t, x, r) for r, (t, x) in enumerate(top, 1) if t != given)
     return out
 
 
-def _whole_rows(
-    scores: BlockedScores, index: Tensor, targets: Tensor
-) -> tuple[F64Array, F64Array, I64Array]:
-    """[m] each: log of the sum of exp(logit), the target's logit, the target's rank."""
-    log_mass = torch.empty(len(index), dtype=torch.float64, device=index.device)
-    ranks = torch.empty_like(index)
-    chosen = scores.scores[index, targets].float()
-    ids = torch.arange(scores.scores.shape[1], device=index.device)
-    for part in row_chunks(scores.scores, len(index)):
-        x = scores.scores[index[part]].float()
-        value, largest = chosen[part, None], scores.max[index[part], None]
-        ahead = (x == value).logical_and_(ids < targets[part, None]).logical_or_(x > value)
-        ranks[part] = ahead.sum(1) + 1
-        mass = sum_blocks(x.sub_(largest).exp_()).sum(1, dtype=torch.float64)
-        log_mass[part] = mass.log() + largest[:, 0]
-    return log_mass.cpu().numpy(), chosen.double().cpu().numpy(), ranks.cpu().numpy()
+def _log_mass(scores: BlockedScores, index: Tensor) -> Tensor:
+    """[m] float64: log of the sum of exp(logit)."""
+    out = torch.empty(len(index), dtype=torch.float64, device=index.device)
+    for part, scratch in chunks_with_scratch(scores.scores, len(index)):
+        weights = shifted_rows(scores, index[part], scratch).exp_()
+        out[part] = sum_blocks(weights).sum(1, dtype=torch.float64).log_()
+    return out + scores.max[index]
+
+
+def _of_targets(scores: BlockedScores, index: Tensor, targets: Tensor) -> Tensor:
+    return scores.scores[index, targets].float()
+
+
+def _ranks(scores: BlockedScores, head: Head, index: Tensor, targets: Tensor) -> Tensor:
+    """[m] from 1; the head knows them where the target is in its exact part."""
+    values = _of_targets(scores, index, targets)[:, None]
+    ahead = (head.scores == values).logical_and_(head.all_ids() < targets[:, None])
+    ranks = ahead.logical_or_(head.scores > values).sum(1) + 1
+    for j in (values[:, 0] <= head.bound).nonzero()[:, 0].tolist():
+        row, target = scores.scores[index[j]], targets[j]
+        ranks[j] = 1 + (row > row[target]).sum() + (row[:target] == row[target]).sum()
+    return ranks
 
 
 def _top(
-    scores: BlockedScores, index: Tensor, wanted: I64Array
-) -> tuple[list[I64Array], list[F64Array]]:
-    """Ids and logits of the `wanted[j]` first of each row, in the order of their ranks."""
-    head = scores.head(index)
+    scores: BlockedScores, head: Head, index: Tensor, wanted: I64Array, log_mass: Tensor
+) -> Iterator[list[tuple[int, float]]]:
+    """The `wanted[j]` first (id, log-probability) of each row, in the order of their ranks."""
     candidates, bound = head.scores.cpu().numpy(), head.bound.cpu().numpy()
-    candidate_ids = head.all_ids().cpu().numpy()
-    ids: list[I64Array] = []
-    values: list[F64Array] = []
+    candidate_ids, log_masses = head.all_ids().cpu().numpy(), log_mass.tolist()
     for j, k in enumerate(wanted.tolist()):
-        row, of = candidates[j], candidate_ids[j]
+        row, ids = candidates[j], candidate_ids[j]
         if k and _nth_largest(row, k) <= bound[j]:
             row = scores.scores[index[j]].float().cpu().numpy()
-            of = np.arange(len(row))
+            ids = np.arange(len(row))
         places = _first(row, k)
-        ids.append(of[places])
-        values.append(row[places].astype(np.float64))
-    return ids, values
+        logprobs = row[places].astype(np.float64) - log_masses[j]
+        yield list(zip(ids[places].tolist(), logprobs.tolist(), strict=True))
 
 
 def _nth_largest(row: npt.NDArray[np.float32], k: int) -> float:

@@ -65,11 +65,12 @@ class RowTable:
         """Of `rows` [n], whose new tokens will stand at `positions` [n]."""
         top_k, top_p, max_gap = self.top_k[rows], self.top_p[rows], self.max_gap[rows]
         noise = uniform(self.stream[rows], positions)
-        return DrawParams(
-            *upload(device, self.temperature[rows], top_k, top_p, max_gap, noise),
-            has_max_gap=bool((max_gap < np.inf).any()),
-            has_nucleus=bool(((top_k >= self.vocab_size) & (top_p < 1)).any()),
+        temperature, k, top, gap, drawn = upload(
+            device, self.temperature[rows], top_k, top_p, max_gap, noise
         )
+        has_max_gap = bool((max_gap < np.inf).any())
+        has_nucleus = bool(((top_k >= self.vocab_size) & (top_p < 1)).any())
+        return DrawParams(temperature, k, top, gap, drawn, has_max_gap, has_nucleus)
 
 
 def effective_top_k(params: SamplingParams, vocab_size: int) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from runtime.errors import RequestError
-from runtime.sampling.blocks import BlockedScores
+from runtime.sampling.blocks import BlockedScores, copy_rows
 from runtime.sampling.checks import check_ids
 from runtime.sampling.draw import (
     OPEN,
@@ -18,7 +18,7 @@ from runtime.sampling.draw import (
     draw_sorted,
     draw_truncated,
     draw_untruncated,
-    row_chunks,
+    rows_per_chunk,
 )
 from runtime.sampling.edits import (
     AllowedIds,
@@ -37,6 +37,8 @@ from runtime.sampling.structured import Grammars, Structured
 from runtime.sampling.transfer import reading_is_free, upload
 from runtime.step import IntArray, Logprobs, NewRow
 
+NO_TOKEN, BAD_LOGITS = -1, -2
+"""Stand for a token: nothing may be sampled; the model's logits are not finite. OPEN is -3."""
 NOT_FINITE = "logits: the model gave NaN or infinity here"
 NONE_LEFT = (
     "no token can be sampled: together allowed_token_ids, bad_words, min_tokens, structured_output "
@@ -152,23 +154,21 @@ class Sampler:
             i: self._refused[row] for i, row in enumerate(rows.tolist()) if row in self._refused
         }
         if not edited.any():
-            tokens = self._choose(scores, None, rows, num_tokens)
+            out = self._read(self._choose(scores, None, rows, num_tokens, BAD_LOGITS))
         else:
-            tokens = torch.full((len(rows),), -1, device=self.device)
+            tokens = torch.empty(len(rows), dtype=torch.int64, device=self.device)
             if not edited.all():
                 plain = np.flatnonzero(~edited)
-                tokens[self._tensor(plain)] = self._choose(
-                    scores, plain, rows[plain], num_tokens[plain]
-                )
+                of = (rows[plain], num_tokens[plain])
+                tokens[self._tensor(plain)] = self._choose(scores, plain, *of, BAD_LOGITS)
             self._sample_edited(scores, np.flatnonzero(edited), rows, num_tokens, tokens, errors)
-        finite = scores.max.isfinite()
-        out = self._read(torch.where(finite, tokens, -2))
+            out = self._read(tokens)
         still_open = np.flatnonzero(out == OPEN)
         if len(still_open):
             params = self._table.draw_params(rows[still_open], num_tokens[still_open], self.device)
             out[still_open] = self._read(draw_sorted(scores, self._tensor(still_open), params))
         for i in np.flatnonzero(out < 0).tolist():
-            errors[i] = NOT_FINITE if out[i] == -2 else errors.get(i, NONE_LEFT)
+            errors[i] = NOT_FINITE if out[i] == BAD_LOGITS else errors.get(i, NONE_LEFT)
         out[list(errors)] = -1
         return SamplerOutput(out, errors, self._logprobs(scores, rows, out))
 
@@ -190,14 +190,28 @@ class Sampler:
         index: npt.NDArray[np.int64] | None,
         rows: IntArray,
         num_tokens: IntArray,
+        bad: int,
         *,
         is_final: bool = False,
     ) -> Tensor:
         """[m] int64 tokens of the rows `index` [m] of `scores`, None for all of them.
 
-        A row whose largest score is not finite gets any id. On a GPU one may be OPEN, unless
+        A row whose largest score is not finite gets `bad`. On a GPU one may be OPEN, unless
         `is_final`, where the scores will not be there later.
         """
+        finite = scores.max.isfinite()
+        if index is not None:
+            finite = finite[self._tensor(index)]
+        return torch.where(finite, self._draw(scores, index, rows, num_tokens, is_final), bad)
+
+    def _draw(
+        self,
+        scores: BlockedScores,
+        index: npt.NDArray[np.int64] | None,
+        rows: IntArray,
+        num_tokens: IntArray,
+        is_final: bool,
+    ) -> Tensor:
         table = self._table
         greedy = table.is_greedy[rows]
         if greedy.any():
@@ -230,20 +244,23 @@ class Sampler:
         tokens: Tensor,
         errors: dict[int, str],
     ) -> None:
-        """Copy, edit and sample the rows `index`; fills `tokens` (-1 where none is left)."""
-        for chunk in row_chunks(scores.scores, len(index), EDIT_CHUNKS):
-            part = index[chunk]
+        """Copy, edit and sample the rows `index`; fills `tokens` and `errors`."""
+        size = EDIT_CHUNKS * rows_per_chunk(scores.scores)
+        for start in range(0, len(index), size):
+            part = index[start : start + size]
             on_device = self._tensor(part)
             logits = self._scratch_rows(len(part))
-            logits[:, : self.num_valid_ids] = scores.scores[on_device]
+            valid = logits[:, : self.num_valid_ids]
+            copy_rows(scores.scores, on_device, valid)
             logits[:, self.num_valid_ids :] = -torch.inf
+            finite = valid.amax(1).isfinite()
             found: dict[int, str] = {}
             work = Work(logits, rows[part], num_tokens[part], self._token_ids, found)
             for edit in self._edits:
                 edit.apply(work)
-            final = BlockedScores(logits[:, : self.num_valid_ids])
-            drawn = self._choose(final, None, rows[part], num_tokens[part], is_final=True)
-            tokens[on_device] = torch.where(final.max.isfinite(), drawn, -1)
+            of = (work.rows, work.num_tokens)
+            drawn = self._choose(BlockedScores(valid), None, *of, NO_TOKEN, is_final=True)
+            tokens[on_device] = torch.where(finite, drawn, BAD_LOGITS)
             errors.update({int(part[i]): reason for i, reason in found.items()})
 
     def _logprobs(
