@@ -10,59 +10,100 @@
 #include "product.h"
 #include "softmax.h"
 #include "stepgraph_kernel.h"
+#include "tiles.h"
 
 namespace {
 
 using namespace sg;
 
-constexpr int kRows = 4 * kBlockRows;  // whose scores are in L1 together
+constexpr int kMaxRows = 32;  // whose scores are in L1 together, over all paths
 constexpr int kMaxHeadDim = 512;
 alignas(64) const char kZeros[kMaxHeadDim * sizeof(float)] = {};
 constexpr float kLog2E = 1.44269504088896340736f;
 
 int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// In floats and in bf16 pairs: how a chunk is packed, multiplied and weighted.
-template <class KvType, class QType>
+// Call `function` with the element type that `dtype` names.
+template <class Function>
+void with_type(int32_t dtype, Function function) {
+  switch (dtype) {
+    case kFloat32: return function(Float32());
+    case kBfloat16: return function(Bfloat16());
+    case kFloat16: return function(Float16());
+  }
+}
+
+// How a chunk is packed, multiplied and weighted: in floats, in bf16 pairs, or in tiles of pairs.
 struct InFloats {
   typedef Floats Kind;
+  static constexpr int kRows = 4 * kBlockRows;
+  static constexpr int kKeys = W;  // keys are padded to a multiple
+  static constexpr int kKeysOfWord = 1;
+  static void open() {}
+  static void close() {}
+  static int depth(int head_dim) { return head_dim; }
   static bool serves_few_rows(int, int) { return false; }
+
+  static void pack_rows(const AttendArgs& args, const void* q, int, float* out) {
+    with_type(args.dtype, [&](auto type) {
+      typedef decltype(type) Type;
+      for (int d = 0; d < args.head_dim; d += W) store(out + d, Type::read((const typename Type::Raw*)q + d));
+    });
+  }
+  static void pack_k(const AttendArgs& args, const void* const* keys, int num_keys, float* out) {
+    with_type(args.kv_dtype, [&](auto type) { pack_keys<decltype(type)>(keys, num_keys, args.head_dim, out); });
+  }
+  static void pack_v(const AttendArgs& args, const void* const* keys, int num_keys, float* out) {
+    with_type(args.kv_dtype, [&](auto type) { pack_values<decltype(type)>(keys, num_keys, args.head_dim, out); });
+  }
+  static void multiply(const float* a, int lda, Packed b, float* c, int ldc, int M, int N, int K) {
+    product<Floats>(a, lda, b, c, ldc, M, N, K);
+  }
   static void score_few(int, const float*, int, const void* const*, int, float*) {}
   static void sum_few(int, const float*, const void* const*, int, int, float*) {}
-  static constexpr int kKeysOfWord = 1;
-  static int depth(int head_dim) { return head_dim; }
-  static void pack_rows(const typename QType::Raw* q, int head_dim, int, float* out) {
-    for (int d = 0; d < head_dim; d += W) store(out + d, QType::read(q + d));
-  }
-  static void pack_k(const void* const* keys, int num_keys, int head_dim, float* out) {
-    pack_keys<KvType>(keys, num_keys, head_dim, out);
-  }
-  static void pack_v(const void* const* keys, int num_keys, int head_dim, float* out) {
-    pack_values<KvType>(keys, num_keys, head_dim, out);
-  }
 };
 
 #if defined(__AVX512BF16__)
 struct InPairs {
   typedef Pairs Kind;
+  static constexpr int kRows = 4 * kBlockRows;
+  static constexpr int kKeys = W;
+  static constexpr int kKeysOfWord = 2;
+  static void open() {}
+  static void close() {}
+  static int depth(int head_dim) { return round_up(head_dim / 2, 16); }
   static bool serves_few_rows(int rows, int head_dim) { return few_rows_serve(rows, head_dim); }
+
+  static void pack_rows(const AttendArgs& args, const void* q, int depth, float* out) {
+    memcpy(out, q, 2 * args.head_dim);
+    memset(out + args.head_dim / 2, 0, 4 * (depth - args.head_dim / 2));
+  }
+  static void pack_k(const AttendArgs& args, const void* const* keys, int num_keys, float* out) {
+    pack_key_pairs(keys, num_keys, args.head_dim, depth(args.head_dim), out);
+  }
+  static void pack_v(const AttendArgs& args, const void* const* keys, int num_keys, float* out) {
+    pack_value_pairs(keys, num_keys, args.head_dim, out);
+  }
+  static void multiply(const float* a, int lda, Packed b, float* c, int ldc, int M, int N, int K) {
+    product<Pairs>(a, lda, b, c, ldc, M, N, K);
+  }
   static void score_few(int rows, const float* q, int depth, const void* const* keys, int num_keys, float* scores) {
     scores_of_few(rows, q, depth, keys, num_keys, kChunk, scores);
   }
   static void sum_few(int rows, const float* weights, const void* const* keys, int num_keys, int dim, float* out) {
     values_of_few(rows, weights, kChunk / 2, keys, num_keys, dim, out);
   }
-  static constexpr int kKeysOfWord = 2;
-  static int depth(int head_dim) { return round_up(head_dim / 2, 16); }
-  static void pack_rows(const uint16_t* q, int head_dim, int depth, float* out) {
-    memcpy(out, q, 2 * head_dim);
-    memset(out + head_dim / 2, 0, 4 * (depth - head_dim / 2));
-  }
-  static void pack_k(const void* const* keys, int num_keys, int head_dim, float* out) {
-    pack_key_pairs(keys, num_keys, head_dim, depth(head_dim), out);
-  }
-  static void pack_v(const void* const* keys, int num_keys, int head_dim, float* out) {
-    pack_value_pairs(keys, num_keys, head_dim, out);
+};
+#endif
+
+#if defined(STEPGRAPH_HAS_TILES)
+struct InTiles : InPairs {
+  static constexpr int kRows = 32;
+  static constexpr int kKeys = 32;
+  static void open() { open_tiles(); }
+  static void close() { close_tiles(); }
+  static void multiply(const float* a, int lda, Packed b, float* c, int ldc, int M, int N, int K) {
+    tile_product(a, lda, b, c, ldc, M, N, K);
   }
 };
 #endif
@@ -74,9 +115,9 @@ struct Workspace {
   float* rows;       // [kTileRows, depth]
   float* keys;       // panels of [depth, kPanel], kChunk keys
   float* values;     // [kChunk / keys of a word, head_dim]
-  float* scores;     // [kRows, kChunk]
-  float* weights;    // [kRows, kChunk]
-  float* part;       // [kRows, head_dim], of one chunk
+  float* scores;     // [kMaxRows, kChunk]
+  float* weights;    // [kMaxRows, kChunk]
+  float* part;       // [kMaxRows, head_dim], of one chunk
   float* sums;       // [kTileRows, head_dim], over chunks
   float* state;      // [kTileRows, 2]: maximum and sum of weights
 
@@ -96,20 +137,24 @@ struct Workspace {
     rows = (float*)take((int64_t)kTileRows * depth, 4);
     keys = (float*)take((int64_t)kChunk * depth, 4);
     values = (float*)take((int64_t)kChunk * head_dim, 4);
-    scores = (float*)take((int64_t)kRows * kChunk, 4);
-    weights = (float*)take((int64_t)kRows * kChunk, 4);
-    part = (float*)take((int64_t)kRows * head_dim, 4);
+    scores = (float*)take((int64_t)kMaxRows * kChunk, 4);
+    weights = (float*)take((int64_t)kMaxRows * kChunk, 4);
+    part = (float*)take((int64_t)kMaxRows * head_dim, 4);
     sums = (float*)take((int64_t)kTileRows * head_dim, 4);
     state = (float*)take((int64_t)kTileRows * 2, 4);
     return used;
   }
 };
 
-template <class QType>
+int64_t element_bytes(int32_t dtype) { return dtype == kFloat32 ? 4 : 2; }
+
 void write_row(const AttendArgs& args, int token, int head, const float* sums, float weight) {
-  typename QType::Raw* out = (typename QType::Raw*)args.out + token * args.out_token + head * args.out_head;
+  char* out = (char*)args.out + element_bytes(args.dtype) * (token * args.out_token + head * args.out_head);
   const float inverse = 1.0f / weight;
-  for (int d = 0; d < args.head_dim; d += W) QType::write(out + d, load(sums + d) * inverse);
+  with_type(args.dtype, [&](auto type) {
+    typedef decltype(type) Type;
+    for (int d = 0; d < args.head_dim; d += W) Type::write((typename Type::Raw*)out + d, load(sums + d) * inverse);
+  });
 }
 
 // Add a chunk's result to a row's: both are weighted to the larger maximum.
@@ -122,7 +167,7 @@ void add_chunk(float* sums, float* state, const float* part, float part_max, flo
   state[1] = state[1] * old + part_weight * fresh;
 }
 
-template <class Path, class QType>
+template <class Path>
 class Tile {
  public:
   Tile(const AttendArgs& args, const Item& item, const Workspace& space)
@@ -138,20 +183,20 @@ class Tile {
         attend_rows(chunk, 0, keys);
         continue;
       }
-      Path::pack_k(space_.k_rows, round_up(keys, W), args_.head_dim, space_.keys);
-      Path::pack_v(space_.v_rows, round_up(keys, W), args_.head_dim, space_.values);
-      for (int row = 0; row < num_rows_; row += kRows) attend_rows(chunk, row, keys);
+      Path::pack_k(args_, space_.k_rows, round_up(keys, Path::kKeys), space_.keys);
+      Path::pack_v(args_, space_.v_rows, round_up(keys, Path::kKeys), space_.values);
+      for (int row = 0; row < num_rows_; row += Path::kRows) attend_rows(chunk, row, keys);
     }
     if (item_.partial < 0) write();
   }
 
  private:
   void pack_rows() {
-    typedef typename QType::Raw Raw;
-    const Raw* q = (const Raw*)args_.q + item_.token * args_.q_token + item_.kv_head * group_ * args_.q_head;
+    const int64_t size = element_bytes(args_.dtype);
+    const char* q = (const char*)args_.q + size * (item_.token * args_.q_token + item_.kv_head * group_ * args_.q_head);
     for (int row = 0; row < num_rows_; row++) {
-      const Raw* from = q + row / group_ * args_.q_token + row % group_ * args_.q_head;
-      Path::pack_rows(from, args_.head_dim, depth_, space_.rows + (int64_t)row * depth_);
+      const char* from = q + size * (row / group_ * args_.q_token + row % group_ * args_.q_head);
+      Path::pack_rows(args_, from, depth_, space_.rows + (int64_t)row * depth_);
     }
     memset(space_.sums, 0, sizeof(float) * num_rows_ * args_.head_dim);
     for (int row = 0; row < num_rows_; row++) {
@@ -164,11 +209,11 @@ class Tile {
   int find_keys(int first) {
     const int end = item_.position + item_.num_tokens, low = lowest_visible(item_.position);
     const int keys = end - first < kChunk ? end - first : kChunk;
-    const int padded = round_up(keys, W), begin = low > first ? low - first : 0;
+    const int padded = round_up(keys, Path::kKeys), begin = low > first ? low - first : 0;
     for (int i = 0; i < begin; i++) space_.k_rows[i] = space_.v_rows[i] = kZeros;
     for (int i = keys; i < padded; i++) space_.k_rows[i] = space_.v_rows[i] = kZeros;
     const int32_t* table = args_.block_table + item_.request * args_.table_row;
-    const int64_t size = args_.kv_dtype == kFloat32 ? 4 : 2;
+    const int64_t size = element_bytes(args_.kv_dtype);
     for (int i = begin; i < keys;) {
       const int block = (first + i) / args_.block_size, place = (first + i) % args_.block_size;
       const int64_t base = table[block] * args_.kv_block + item_.kv_head * args_.kv_head;
@@ -186,11 +231,12 @@ class Tile {
   }
 
   void attend_rows(int chunk, int row, int keys) {
-    const int first = chunk * kChunk, rows = num_rows_ - row < kRows ? num_rows_ - row : kRows;
+    const int first = chunk * kChunk;
+    const int rows = num_rows_ - row < Path::kRows ? num_rows_ - row : Path::kRows;
     const int last_position = item_.position + (row + rows - 1) / group_;
     const int seen = last_position + 1 - first < keys ? last_position + 1 - first : keys;
-    const int padded = seen > 0 ? round_up(seen, W) : 0;
-    float maxima[kRows], weights[kRows];
+    const int padded = seen > 0 ? round_up(seen, Path::kKeys) : 0;
+    float maxima[Path::kRows], weights[Path::kRows];
     typedef typename Path::Kind Kind;
     score(row, rows, padded);
     for (int i = 0; i < rows; i++) {
@@ -208,14 +254,14 @@ class Tile {
     const float* q = space_.rows + (int64_t)row * depth_;
     if (few_) return Path::score_few(rows, q, depth_, space_.k_rows, keys, space_.scores);
     const Packed k = {space_.keys, kPanel, (int64_t)depth_ * kPanel};
-    product<typename Path::Kind>(q, depth_, k, space_.scores, kChunk, rows, keys, depth_);
+    Path::multiply(q, depth_, k, space_.scores, kChunk, rows, keys, depth_);
   }
 
   void sum_values(int rows, int keys) {
     const int dim = args_.head_dim;
     if (few_) return Path::sum_few(rows, space_.weights, space_.v_rows, keys, dim, space_.part);
     const Packed v = {space_.values, dim, 0};
-    product<typename Path::Kind>(space_.weights, kChunk / Path::kKeysOfWord, v, space_.part, dim, rows, dim,
+    Path::multiply(space_.weights, kChunk / Path::kKeysOfWord, v, space_.part, dim, rows, dim,
                                  keys / Path::kKeysOfWord);
   }
 
@@ -234,7 +280,7 @@ class Tile {
 
   void write() {
     for (int row = 0; row < num_rows_; row++) {
-      write_row<QType>(args_, item_.token + row / group_, item_.kv_head * group_ + row % group_,
+      write_row(args_, item_.token + row / group_, item_.kv_head * group_ + row % group_,
                        space_.sums + (int64_t)row * args_.head_dim, space_.state[2 * row + 1]);
     }
   }
@@ -247,7 +293,6 @@ class Tile {
 };
 
 // Sum the chunks of one row that was split over its keys.
-template <class QType>
 void merge_row(const AttendArgs& args, const Merge& merge, int row, float* sums) {
   const int group = args.num_q_heads / args.num_kv_heads, num_rows = merge.num_tokens * group;
   float state[2] = {-__builtin_inff(), 0};
@@ -257,29 +302,31 @@ void merge_row(const AttendArgs& args, const Merge& merge, int row, float* sums)
     const float* partial = args.partials + index * (args.head_dim + 2);
     add_chunk(sums, state, partial, partial[args.head_dim], partial[args.head_dim + 1], args.head_dim);
   }
-  write_row<QType>(args, merge.token + row / group, merge.kv_head * group + row % group, sums, state[1]);
+  write_row(args, merge.token + row / group, merge.kv_head * group + row % group, sums, state[1]);
 }
 
 void zero_padding(const AttendArgs& args, const Team* team) {
-  const int64_t bytes = (args.dtype == kFloat32 ? 4 : 2) * (int64_t)args.head_dim;
+  const int64_t size = element_bytes(args.dtype);
   int64_t begin, end;
   team_range(team, args.out_tokens - args.plan->num_tokens, 1, &begin, &end);
   for (int64_t i = begin; i < end; i++) {
     for (int head = 0; head < args.num_q_heads; head++) {
       const int64_t offset = (args.plan->num_tokens + i) * args.out_token + head * args.out_head;
-      memset((char*)args.out + offset * (args.dtype == kFloat32 ? 4 : 2), 0, bytes);
+      memset((char*)args.out + size * offset, 0, size * args.head_dim);
     }
   }
 }
 
-template <class Path, class QType>
+template <class Path>
 void attend(const AttendArgs& args, Team* team) {
   const Plan& plan = *args.plan;
   Workspace space;
   const bool works = team->thread < args.workspace_threads;
   if (works) {
     space.lay_out(args.workspace + team->thread * args.workspace_bytes, args.head_dim);
-    for (int64_t i; (i = team_next(team)) < plan.num_items;) Tile<Path, QType>(args, plan.items[i], space).run();
+    Path::open();
+    for (int64_t i; (i = team_next(team)) < plan.num_items;) Tile<Path>(args, plan.items[i], space).run();
+    Path::close();
   }
   zero_padding(args, team);
   if (plan.num_merges == 0) return;
@@ -289,17 +336,8 @@ void attend(const AttendArgs& args, Team* team) {
     const int rows = plan.merges[i].num_tokens * (args.num_q_heads / args.num_kv_heads);
     for (int row = 0; row < rows; row++) {
       const int workers = team->num_threads < args.workspace_threads ? team->num_threads : args.workspace_threads;
-      if ((i + row) % workers == team->thread) merge_row<QType>(args, plan.merges[i], row, space.sums);
+      if ((i + row) % workers == team->thread) merge_row(args, plan.merges[i], row, space.sums);
     }
-  }
-}
-
-template <class QType>
-void attend_kv(const AttendArgs& args, Team* team) {
-  switch (args.kv_dtype) {
-    case kFloat32: return attend<InFloats<Float32, QType>, QType>(args, team);
-    case kBfloat16: return attend<InFloats<Bfloat16, QType>, QType>(args, team);
-    case kFloat16: return attend<InFloats<Float16, QType>, QType>(args, team);
   }
 }
 
@@ -307,14 +345,14 @@ void attend_kv(const AttendArgs& args, Team* team) {
 
 extern "C" STEPGRAPH_EXPORT void stepgraph_attention(const void* untyped, Team* team) {
   const AttendArgs& args = *static_cast<const AttendArgs*>(untyped);
-#if defined(__AVX512BF16__)
-  if (args.dtype == kBfloat16 && args.kv_dtype == kBfloat16) return attend<InPairs, Bfloat16>(args, team);
+  const bool all_bf16 = args.dtype == kBfloat16 && args.kv_dtype == kBfloat16;
+#if defined(STEPGRAPH_HAS_TILES)
+  if (all_bf16) return attend<InTiles>(args, team);
+#elif defined(__AVX512BF16__)
+  if (all_bf16) return attend<InPairs>(args, team);
 #endif
-  switch (args.dtype) {
-    case kFloat32: return attend_kv<Float32>(args, team);
-    case kBfloat16: return attend_kv<Bfloat16>(args, team);
-    case kFloat16: return attend_kv<Float16>(args, team);
-  }
+  (void)all_bf16;
+  attend<InFloats>(args, team);
 }
 
 extern "C" STEPGRAPH_EXPORT int64_t stepgraph_attention_workspace(int head_dim) {
