@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import ClassVar
 
@@ -27,6 +29,7 @@ from attention_backends._interface import (
 from attention_backends._nhd import allocate_kv, group_shapes, query_lens
 
 HEAD_DIMS = (64, 128, 256)
+MIN_VERSION = (0, 7)
 FLOAT_WORKSPACE_BYTES = 128 * 1024 * 1024
 """What FlashInfer recommends: partial results of split keys; an eager plan needs no more than
 2 * multiprocessors * 128 rows of head_dim + 1 float32."""
@@ -165,6 +168,8 @@ def _refuse(shape: AttentionShape, device: torch.device) -> str:
         return "flashinfer is not installed: pip install flashinfer-python"
     if not is_installed("tvm_ffi"):
         return "flashinfer needs tvm_ffi: pip install apache-tvm-ffi"
+    if version := _too_old():
+        return f"flashinfer-python {version} is too old: 0.7 or newer is needed"
     if not is_installed("flashinfer_jit_cache") and not _has_nvcc():
         return "flashinfer compiles its kernels: nvcc is not on the PATH, nor under CUDA_HOME"
     if shape.dtype not in (torch.float16, torch.bfloat16):
@@ -176,6 +181,16 @@ def _refuse(shape: AttentionShape, device: torch.device) -> str:
     if shape.num_q_heads % shape.num_kv_heads:
         return f"{shape.num_q_heads} query heads do not divide among {shape.num_kv_heads} K/V heads"
     return ""
+
+
+def _too_old() -> str:
+    """The installed version where its wrappers cannot tell how much workspace they need."""
+    try:
+        version = metadata.version("flashinfer-python")
+    except metadata.PackageNotFoundError:
+        return ""  # built from source
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return version if numbers and tuple(map(int, numbers.groups())) < MIN_VERSION else ""
 
 
 def _has_nvcc() -> bool:

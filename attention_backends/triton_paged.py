@@ -6,7 +6,7 @@ import importlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,14 @@ from attention_backends._interface import (
     Support,
 )
 from attention_backends._nhd import DeviceArrays, allocate_kv, group_shapes, query_lens
+from attention_backends._triton_tiles import (
+    constants,
+    decode_tiles,
+    group_of,
+    power_of_two,
+    ragged_tiles,
+    reduce_constants,
+)
 
 MAX_HEAD_DIM = 256
 MAX_GROUP = 64
@@ -29,20 +37,6 @@ MIN_SPLIT_TOKENS = 128
 """A split of fewer keys costs more to join than it saves."""
 PROGRAMS_PER_MULTIPROCESSOR = 4
 """Decode programs to aim at, so that rows of unequal length even out."""
-
-
-FUSED = {"enable_fp_fusion": True}
-"""Multiply-add in one rounding; said aloud, because Triton's default is about to change."""
-
-
-class Tiles(NamedTuple):
-    """Tile sizes and launch options of one kernel."""
-
-    rows: int
-    """tokens x heads of a group"""
-    keys: int
-    num_warps: int
-    num_stages: int
 
 
 @dataclass(slots=True)
@@ -146,7 +140,7 @@ class Backend:
             splits = self._num_splits(shape, num_reqs) if has_one else 0
             places = num_reqs * shape.num_q_heads * splits if splits > 1 else 0
             partial, lse = space[: places * shape.head_dim], space[places * shape.head_dim :]
-            tokens_per_tile = _ragged_tiles(shape).rows // _group(shape)
+            tokens_per_tile = ragged_tiles(shape).rows // group_of(shape)
             num_tiles = num_tokens // tokens_per_tile + num_reqs if has_more else 0
             launches.append(ShapeLaunch(num_tiles, splits, partial, lse[:places]))
         return TritonPlan(DeviceArrays.of(batch), num_reqs, launches)
@@ -157,9 +151,9 @@ class Backend:
         The same for every count that one decode bucket serves, so that a step gives the same bits
         padded and not.
         """
-        rows = _power_of_two(num_reqs) * shape.num_kv_heads
+        rows = power_of_two(num_reqs) * shape.num_kv_heads
         wanted = PROGRAMS_PER_MULTIPROCESSOR * self._num_multiprocessors // rows
-        return min(MAX_SPLITS, _power_of_two(wanted + 1) // 2) or 1
+        return min(MAX_SPLITS, power_of_two(wanted + 1) // 2) or 1
 
     def _workspace_size(self, num_reqs: int) -> int:
         """float32 numbers that `decode` and `reduce` pass between them; layers take turns."""
@@ -179,7 +173,7 @@ class Backend:
         out: Tensor,
         plan: TritonPlan,
     ) -> None:
-        arrays, tiles = plan.arrays, _ragged_tiles(shape)
+        arrays, tiles = plan.arrays, ragged_tiles(shape)
         self._kernels.ragged[(launch.num_tiles, shape.num_kv_heads)](
             q,
             kv.k,
@@ -195,7 +189,7 @@ class Backend:
             *out.stride()[:2],
             *kv.k.stride()[:3],
             arrays.block_table.stride(0),
-            **_constants(shape, self._block_size, tiles),
+            **constants(shape, self._block_size, tiles),
         )
 
     def _run_decode(
@@ -207,7 +201,7 @@ class Backend:
         out: Tensor,
         plan: TritonPlan,
     ) -> None:
-        arrays, tiles = plan.arrays, _decode_tiles(shape)
+        arrays, tiles = plan.arrays, decode_tiles(shape)
         max_blocks = arrays.block_table.shape[1]
         split = {"SPLITS": launch.num_splits, "MIN_TILES": max(1, MIN_SPLIT_TOKENS // tiles.keys)}
         self._kernels.decode[(plan.num_reqs, shape.num_kv_heads, launch.num_splits)](
@@ -226,7 +220,7 @@ class Backend:
             *out.stride()[:2],
             *kv.k.stride()[:3],
             arrays.block_table.stride(0),
-            **_constants(shape, self._block_size, tiles),
+            **constants(shape, self._block_size, tiles),
             **split,
         )
         if launch.num_splits == 1:
@@ -239,7 +233,7 @@ class Backend:
             arrays.seq_lens,
             max_blocks,
             *out.stride()[:2],
-            **_reduce_constants(shape, self._block_size),
+            **reduce_constants(shape, self._block_size),
             **split,
         )
 
@@ -262,70 +256,8 @@ def _refuse(shape: AttentionShape, block_size: int, device: torch.device) -> str
         return f"head_dim {shape.head_dim} is above {MAX_HEAD_DIM}"
     if shape.num_q_heads % shape.num_kv_heads:
         return f"{shape.num_q_heads} query heads do not divide among {shape.num_kv_heads} K/V heads"
-    if _group(shape) > MAX_GROUP:
-        return f"{_group(shape)} query heads share a K/V head: at most {MAX_GROUP}"
+    if group_of(shape) > MAX_GROUP:
+        return f"{group_of(shape)} query heads share a K/V head: at most {MAX_GROUP}"
     if block_size < 1 or block_size & (block_size - 1):
         return f"block size {block_size} is not a power of two"
     return ""
-
-
-def _group(shape: AttentionShape) -> int:
-    return shape.num_q_heads // shape.num_kv_heads
-
-
-def _power_of_two(value: int) -> int:
-    """The smallest power of two that is not below `value`; 1 for 0."""
-    return 1 << max(value - 1, 0).bit_length()
-
-
-def _padded_dim(shape: AttentionShape) -> int:
-    return max(16, _power_of_two(shape.head_dim))
-
-
-def _ragged_tiles(shape: AttentionShape) -> Tiles:
-    """Fits 99 KiB of shared memory (sm_86, sm_89): two stages of K and V beside the queries."""
-    dim = _padded_dim(shape)
-    group = _power_of_two(_group(shape))
-    if shape.dtype == torch.float32:  # no tensor cores: what bounds the tile is registers
-        return Tiles(max(group, 32 if dim <= 64 else 16), 32 if dim <= 64 else 16, 4, 2)
-    if dim > 128:
-        return Tiles(rows=64, keys=32, num_warps=4, num_stages=2)
-    return Tiles(rows=128, keys=64, num_warps=8, num_stages=2)
-
-
-def _decode_tiles(shape: AttentionShape) -> Tiles:
-    dim = _padded_dim(shape)
-    rows = max(16, _power_of_two(_group(shape)))
-    if shape.dtype == torch.float32:
-        return Tiles(rows, keys=32 if dim <= 64 else 16, num_warps=4, num_stages=2)
-    return Tiles(rows, keys=32 if dim > 128 else 64, num_warps=4, num_stages=3)
-
-
-def _constants(shape: AttentionShape, block_size: int, tiles: Tiles) -> dict[str, object]:
-    """Compile-time constants that `ragged` and `decode` share, and the launch options."""
-    return {
-        "GROUP": _group(shape),
-        "HEAD_DIM": shape.head_dim,
-        "BLOCK_D": _padded_dim(shape),
-        "BLOCK_SIZE": block_size,
-        "BLOCK_M": tiles.rows,
-        "BLOCK_N": tiles.keys,
-        "WINDOW": shape.window or 0,
-        "SOFTCAP": shape.softcap,
-        # tensor cores round float32 to 10 bits of mantissa unless told not to
-        "PRECISION": "ieee" if shape.dtype == torch.float32 else "tf32",
-        "num_warps": tiles.num_warps,
-        "num_stages": tiles.num_stages,
-        **FUSED,
-    }
-
-
-def _reduce_constants(shape: AttentionShape, block_size: int) -> dict[str, object]:
-    return {
-        "HEAD_DIM": shape.head_dim,
-        "BLOCK_D": _padded_dim(shape),
-        "BLOCK_SIZE": block_size,
-        "BLOCK_N": _decode_tiles(shape).keys,
-        "WINDOW": shape.window or 0,
-        **FUSED,
-    }

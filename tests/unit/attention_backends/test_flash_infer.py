@@ -41,6 +41,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setitem(sys.modules, "flashinfer", module)
     monkeypatch.setattr(_chip, "compute_capability", lambda device: (9, 0))
     monkeypatch.setattr(flash_infer, "is_installed", lambda name: True)
+    monkeypatch.setattr(flash_infer.metadata, "version", lambda name: "0.7.2.post1")
     monkeypatch.setattr(flash_infer, "FLOAT_WORKSPACE_BYTES", 64)
     monkeypatch.setattr(
         _flash_infer_wrappers,
@@ -279,6 +280,17 @@ class TestExamine:
         assert not reason(*compiled, nvcc=False)
         monkeypatch.setattr(_chip, "compute_capability", lambda device: None)
         assert "needs an NVIDIA GPU, not device cpu" in reason(*compiled)
+
+    @pytest.mark.parametrize(
+        ("version", "ok"), [("0.6.13", False), ("0.7.2.post1", True), ("1.0", True)]
+    )
+    def test_version(
+        self, version: str, ok: bool, library: ModuleType, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(flash_infer.metadata, "version", lambda name: version)
+        support = Backend.examine(SHAPES["grouped"], 16, CPU)
+        assert support.ok == ok
+        assert ok or f"flashinfer-python {version} is too old" in support.reason
 
     def test_nvcc_is_looked_for(self, tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(flash_infer.shutil, "which", lambda name: None)

@@ -17,8 +17,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from attention_backends import _triton_kernels as kernels
-from attention_backends import triton_paged
 from attention_backends._interface import AttentionShape
+from attention_backends._triton_tiles import constants, decode_tiles, ragged_tiles, reduce_constants
 
 SHARED_BYTES = {89: 99 * 1024, 90: 227 * 1024}
 """Shared memory of a block, CUDA C++ programming guide, table of compute capabilities."""
@@ -27,17 +27,17 @@ TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 NEVER_SPECIALIZED = ("num_reqs", "max_blocks")
 
 
-def compile_kernel(kernel: object, arch: int, shape: AttentionShape, constants: dict) -> object:
+def compile_kernel(kernel: object, arch: int, shape: AttentionShape, values: dict) -> object:
     """As the launcher would for 16-byte aligned tensors and strides."""
-    constants = dict(constants)
+    values = dict(values)
     options = {
-        name: constants.pop(name)
+        name: values.pop(name)
         for name in ("num_warps", "num_stages", "enable_fp_fusion")
-        if name in constants
+        if name in values
     }
     names, signature, hints = kernel.arg_names, {}, {}
     for index, name in enumerate(names):
-        if name in constants:
+        if name in values:
             signature[name] = "constexpr"
         elif name == "scale":
             signature[name] = "fp32"
@@ -51,7 +51,7 @@ def compile_kernel(kernel: object, arch: int, shape: AttentionShape, constants: 
     source = ASTSource(
         fn=kernel,
         signature=signature,
-        constexprs={(names.index(name),): value for name, value in constants.items()},
+        constexprs={(names.index(name),): value for name, value in values.items()},
         attrs=hints,
     )
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
@@ -81,15 +81,15 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s.head_dim}-{s.dtype}-{s.window}")
 @pytest.mark.parametrize("arch", SHARED_BYTES)
 def test_fits_the_chip(arch: int, shape: AttentionShape, tmp_path: Path) -> None:
-    ragged, decode = triton_paged._ragged_tiles(shape), triton_paged._decode_tiles(shape)
+    ragged, decode = ragged_tiles(shape), decode_tiles(shape)
     split = {"SPLITS": 8, "MIN_TILES": 2}
     jobs = [
-        (kernels.ragged, triton_paged._constants(shape, 16, ragged)),
-        (kernels.decode, triton_paged._constants(shape, 16, decode) | split),
-        (kernels.decode, triton_paged._constants(shape, 16, decode) | split | {"SPLITS": 1}),
+        (kernels.ragged, constants(shape, 16, ragged)),
+        (kernels.decode, constants(shape, 16, decode) | split),
+        (kernels.decode, constants(shape, 16, decode) | split | {"SPLITS": 1}),
     ]
-    for kernel, constants in jobs:
-        compiled = compile_kernel(kernel, arch, shape, constants)
+    for kernel, values in jobs:
+        compiled = compile_kernel(kernel, arch, shape, values)
         assert compiled.metadata.shared <= SHARED_BYTES[arch]
         assert spilled_bytes(compiled, tmp_path) <= 256
         if shape.dtype == torch.bfloat16:
@@ -98,6 +98,6 @@ def test_fits_the_chip(arch: int, shape: AttentionShape, tmp_path: Path) -> None
 
 def test_reduce_compiles(tmp_path: Path) -> None:
     shape = SHAPES[0]
-    constants = triton_paged._reduce_constants(shape, 16) | {"SPLITS": 32, "MIN_TILES": 2}
-    compiled = compile_kernel(kernels.reduce, 90, shape, constants)
+    values = reduce_constants(shape, 16) | {"SPLITS": 32, "MIN_TILES": 2}
+    compiled = compile_kernel(kernels.reduce, 90, shape, values)
     assert spilled_bytes(compiled, tmp_path) == 0
