@@ -1,9 +1,9 @@
 """One step as arrays: made whole here, and padded here only.
 
-Padding (DESIGN section 3): in DECODE a padding request has one token, seq_len 1 and a row of null
-blocks. In the other kinds one tail request covers the padding tokens, with its own query length as
-seq_len; requests after it are empty. Padding tokens have id and position 0 and write to the trash
-block.
+Padding (docs/architecture.md): in DECODE a padding request has one token, seq_len 1 and a row of
+null blocks. In the other kinds one tail request covers the padding tokens, with its own query
+length as seq_len; requests after it are empty. Padding tokens have id and position 0 and write to
+the trash block.
 """
 
 from __future__ import annotations
@@ -37,25 +37,34 @@ class PromptSpan(NamedTuple):
 
 @dataclass(slots=True)
 class InputBatch:
-    """One step's inputs. Arrays and tensors are views of persistent buffers, valid until the next
-    build; T and R are padded sizes, B, S real ones."""
+    """One step's inputs.
+
+    Arrays and tensors are views of persistent buffers, valid until the next build; T and R are
+    padded sizes, B, S real ones.
+    """
 
     key: GraphKey
     num_tokens: int
     """Real tokens."""
+
     num_reqs: int
     """B."""
+
     input_ids: Tensor
     """[T] int32."""
     positions: Tensor
     """[T] int64."""
+
     attention: AttentionBatch
     sample_rows: IntArray
     """[S], rows that sample a token."""
+
     sample_positions: IntArray
     """[S], known tokens of each before the new one, so the position of the new one."""
+
     logits_indices: Tensor
     """[S] int32, index into T of the last token of each."""
+
     prompt_spans: list[PromptSpan]
 
     @property
@@ -136,8 +145,11 @@ class _Size(NamedTuple):
 
 
 def _padded_size(key: GraphKey, num_tokens: int, num_reqs: int) -> _Size:
-    """The sizes to pad to. Where attention runs outside the graph (EAGER, SEGMENTED) the number of
-    requests is free, so there is always room for a tail request; elsewhere it is the key's."""
+    """The sizes to pad to.
+
+    Where attention runs outside the graph (EAGER, SEGMENTED) the number of requests is free, so
+    there is always room for a tail request; elsewhere it is the key's.
+    """
     T, R = max(key.num_tokens, num_tokens), max(key.num_reqs, num_reqs)
     assert key.num_tokens in (0, T), f"{num_tokens} tokens do not fit in {key}"
     if key.kind in (Kind.EAGER, Kind.SEGMENTED):
