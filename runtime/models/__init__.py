@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from runtime.models._load import load_model, read_spec
 from runtime.models._spec import ModelSpec
 
 if TYPE_CHECKING:
+    from runtime.models._load import load_model, read_spec
     from runtime.models._loaded import LoadedModel, attention_shapes
 
 __all__ = ["LoadedModel", "ModelSpec", "attention_shapes", "load_model", "read_spec"]
 
+_HOMES = {
+    "LoadedModel": "_loaded",
+    "attention_shapes": "_loaded",
+    "load_model": "_load",
+    "read_spec": "_load",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """Import torch only for those who ask for a name that needs it."""
-    if name in ("LoadedModel", "attention_shapes"):
-        from runtime.models import _loaded
-
-        return getattr(_loaded, name)
-    raise AttributeError(name)
+    """Import torch, or what reads configurations, only for those who ask for a name that needs
+    it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,1 @@
+"""The sections of gpu_check.py; they need nothing but torch, numpy and what they check."""

@@ -1,0 +1,109 @@
+"""How long a step takes: by the host's clock, by the device's, and until all is launched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from runtime.models import LoadedModel
+from runtime.runner import ModelRunner
+from runtime.step import NewRow, SchedulerOutput
+from tools._gpu_check.batches import Part, Pool, new_row, random_tokens, step_of
+from tools._gpu_check.clock import Mark, synchronize
+from tools._gpu_check.report import Deadline
+from tools._gpu_check.scale import Scale
+from tools._gpu_check.subject import run_eagerly
+
+WARM_UPS = 3
+LEAST_REPEATS = 3
+
+
+class Times(NamedTuple):
+    """Medians over the repeats, milliseconds."""
+
+    step: float
+    """of `execute`, by the host's clock"""
+    device: float
+    """from the forward's first launch to the sampler's last, by the device's clock"""
+    host: float
+    """until everything was launched"""
+    kind: str
+    """of graph, or eager"""
+
+
+class Bench:
+    """One runner and the batches that it is timed with."""
+
+    def __init__(self, runner: ModelRunner, loaded: LoadedModel, scale: Scale, pool: Pool) -> None:
+        self.runner, self.spec, self.scale = runner, loaded.spec, scale
+        self._pool = pool
+        self._rng = np.random.default_rng(0)
+        self._held: list[int] = []
+
+    def enter(self, parts: Sequence[Part]) -> SchedulerOutput:
+        """Fill the rows with requests of these sizes, with random tokens over random K and V."""
+        freed, self._held = self._held, list(range(len(parts)))
+        rows = [self._row(row, part) for row, part in enumerate(parts)]
+        self.runner._apply(step_of([], [], new=rows, freed=freed))
+        return step_of(self._held, parts)
+
+    def _row(self, row: int, part: Part) -> NewRow:
+        known = part.num_computed + part.num_scheduled
+        tokens = random_tokens(self._rng, known, self.spec.vocab_size)
+        return new_row(row, tokens, self._pool.take(known + 1))
+
+    def time(self, parts: Sequence[Part], deadline: Deadline, *, eager: bool) -> Times:
+        """Run the same step again and again."""
+        so = self.enter(parts)
+        device = self.scale.device
+        steps, devices, hosts = [], [], []
+        with run_eagerly(self.runner) if eager else nullcontext():
+            for repeat in range(WARM_UPS + self.scale.repeats):
+                if repeat >= WARM_UPS + LEAST_REPEATS and deadline.is_over:
+                    break
+                synchronize(device)
+                clock = _Clock(self.runner, device)
+                started = time.perf_counter()
+                with clock:
+                    ro = self.runner.execute(so)
+                if repeat >= WARM_UPS:
+                    steps.append((time.perf_counter() - started) * 1e3)
+                    hosts.append((clock.launched_at - started) * 1e3)
+                    devices.append(clock.device_ms())
+        return Times(median(steps), median(devices), median(hosts), ro.shape.kind)
+
+
+class _Clock:
+    """Marks where a step's forward begins and where the host starts to wait for its tokens."""
+
+    def __init__(self, runner: ModelRunner, device: torch.device) -> None:
+        self._runner, self._device = runner, device
+        self.launched_at = 0.0
+        self._start = self._end = Mark(device)
+
+    def __enter__(self) -> None:
+        graphs, sampler = self._runner.graphs, self._runner.sampler
+        run, read = graphs.run, sampler._read
+
+        def marked_run(*args: Any) -> Any:
+            self._start = Mark(self._device)
+            return run(*args)
+
+        def marked_read(*args: Any) -> Any:
+            self._end, self.launched_at = Mark(self._device), time.perf_counter()
+            return read(*args)
+
+        graphs.run, sampler._read = marked_run, marked_read  # type: ignore[method-assign]
+
+    def __exit__(self, *error: object) -> None:
+        del self._runner.graphs.run, self._runner.sampler._read
+
+    def device_ms(self) -> float:
+        synchronize(self._device)
+        return self._start.until(self._end)

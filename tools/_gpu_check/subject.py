@@ -1,0 +1,116 @@
+"""The model and the runner that are checked."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from attention_backends import AttentionBackend, examine_layers
+from graphs import Case, GraphError, GraphKey, Kind, choose_mode
+from runtime.models import LoadedModel, ModelSpec
+from runtime.models._loaded import build
+from runtime.runner import ModelRunner
+
+
+def load(spec: ModelSpec, device: torch.device, seed: int = 0) -> LoadedModel:
+    """The model with random weights: norms near 1, matrices that keep the scale of their inputs."""
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def fill(model: Any) -> None:
+        for name, parameter in model.parameters.items():
+            is_norm = "norm" in name
+            scale = 0.1 if is_norm else parameter.shape[-1] ** -0.5
+            parameter.normal_(float(is_norm), scale, generator=generator)
+
+    return build(spec, device, fill)
+
+
+def settings(
+    decode: str,
+    mixed: str,
+    *,
+    max_num_seqs: int,
+    max_tokens: int,
+    max_model_len: int,
+    sizes: Any = "auto",
+) -> Any:
+    """What a runner reads of a RuntimeConfig, which itself needs more than torch."""
+    return SimpleNamespace(
+        scheduler=SimpleNamespace(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_tokens),
+        graphs=SimpleNamespace(decode=decode, mixed=mixed, sizes=sizes),
+        engine=SimpleNamespace(padding_canary=False),
+        model=SimpleNamespace(max_model_len=max_model_len),
+    )
+
+
+def refusal_of(
+    decode: str,
+    mixed: str,
+    loaded: LoadedModel,
+    backend: type[AttentionBackend],
+    block_size: int,
+) -> str:
+    """Why the modes cannot serve the model with this backend; "" where they can."""
+    support = examine_layers(backend, loaded.attention_shapes, block_size, loaded.device)
+    try:
+        choose_mode(decode, Case.DECODE, support, loaded.device)
+        choose_mode(mixed, Case.MIXED, support, loaded.device)
+    except GraphError as error:
+        return str(error)
+    return ""
+
+
+@contextmanager
+def runner_of(
+    config: Any,
+    loaded: LoadedModel,
+    backend: type[AttentionBackend],
+    *,
+    block_size: int,
+    num_blocks: int,
+) -> Iterator[ModelRunner]:
+    """A runner with its graphs captured; its memory is given back at the end."""
+    runner = ModelRunner(
+        config,
+        loaded,
+        backend,
+        device=loaded.device,
+        max_model_len=config.model.max_model_len,
+        block_size=block_size,
+        num_blocks=num_blocks,
+    )
+    try:
+        yield runner
+    finally:
+        runner.close()
+        del runner
+        give_memory_back(loaded.device)
+
+
+def give_memory_back(device: torch.device) -> None:
+    """After large things were dropped."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def run_eagerly(runner: ModelRunner) -> Iterator[None]:
+    """Steps of exact sizes, whatever was captured."""
+
+    def dispatch(
+        num_tokens: int, num_reqs: int, max_query_len: int, max_seq_len: int = 0
+    ) -> GraphKey:
+        return GraphKey(Kind.EAGER, num_tokens, num_reqs)
+
+    runner.graphs.dispatch = dispatch  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del runner.graphs.dispatch
