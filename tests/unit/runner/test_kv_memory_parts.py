@@ -221,3 +221,32 @@ def test_other_errors_are_left_alone():
         explain_out_of_memory("KV pool", "cache.memory"),
     ):
         raise torch.OutOfMemoryError("no")
+
+
+def test_the_cuda_meter_reads_with_caches_given_back(monkeypatch):
+    from runtime.runner.footprint import CudaMeter
+
+    asked = []
+    answers = {
+        "mem_get_info": (70, 100),
+        "memory_reserved": 20,
+        "max_memory_reserved": 25,
+        "reset_peak_memory_stats": None,
+        "synchronize": None,
+        "empty_cache": None,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(
+            torch.cuda, name, lambda *a, name=name, answer=answer: asked.append(name) or answer
+        )
+    meter = CudaMeter(CUDA)
+    given_back = ["synchronize", "empty_cache"]
+    for read, answer, order in (
+        (meter.free, 70, [*given_back, "mem_get_info"]),
+        (meter.taken, 20, [*given_back, "memory_reserved"]),
+        (meter.reset_peak, None, [*given_back, "reset_peak_memory_stats"]),
+        (meter.peak, 25, ["synchronize", "max_memory_reserved"]),
+    ):
+        asked.clear()
+        assert read() == answer
+        assert asked == order
