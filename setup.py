@@ -47,8 +47,9 @@ setup(
         "filelock>=3.13",
     ],
     extras_require={
-        "flash-attention": ["flash-attn>=2.6"],
-        "flashinfer": ["flashinfer-python>=0.2.5"],
+        "flash-attention": ["flash-attn>=2.8"],
+        "flash-attention-3": ["tokenspeed-fa3>=3.0.0.post20260810"],
+        "flashinfer": ["flashinfer-python>=0.7.2"],
         "structured": ["llguidance>=1"],
         "triton": ["triton>=3.2"],
         "test": [

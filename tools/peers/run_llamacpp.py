@@ -1,4 +1,7 @@
-"""llama.cpp through its low-level batch API, with a plain continuous-batching loop. usage: run_llamacpp.py MODEL.gguf [workload...]"""
+"""llama.cpp through its low-level batch API, with a plain continuous-batching loop.
+
+usage: run_llamacpp.py MODEL.gguf [workload...]
+"""
 
 import sys
 import time
