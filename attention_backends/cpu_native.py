@@ -108,6 +108,7 @@ class Backend:
         self._plan = _planner(library)
         self._row_floats = max(shape.head_dim for shape in shapes) + 2
         self._partials = torch.empty(0)
+        self._max_model_len = 0
         self._workspace, workspace_bytes = self._allocate_workspace(library)
         self._templates = [
             self._args_of(shape, kind, workspace_bytes)
@@ -178,9 +179,14 @@ class Backend:
 
     def refresh(self, plan: StepPlan, batch: AttentionBatch) -> None:
         """Raises ValueError where the step is larger than the plan's bucket."""
-        table = batch.block_table
-        if table.data_ptr() != plan.block_table.data_ptr():
-            plan.block_table.copy_(table)
+        table, static = batch.block_table, plan.block_table
+        if table.shape != static.shape:
+            raise ValueError(
+                f"cpu_native: a step must be padded to its bucket: block_table is "
+                f"{list(table.shape)}, the bucket has {list(static.shape)}"
+            )
+        if table.data_ptr() != static.data_ptr():
+            static.copy_(table)
         self._fill(plan, batch)
 
     def _fill(self, plan: StepPlan, batch: AttentionBatch) -> None:

@@ -49,13 +49,14 @@ inline float emulated_half(float word, int half) {
 }
 
 inline void emulated_multiply(int sum, int a, int b) {
-  for (int m = 0; m < 16; m++) {
+  EmulatedTile &c = checked_tile(sum), &left = checked_tile(a), &right = checked_tile(b);
+  for (int half = 0; half < 2; half++) {
     for (int k = 0; k < 16; k++) {
-      for (int n = 0; n < 16; n++) {
-        for (int half = 0; half < 2; half++) {
-          checked_tile(sum).words[m][n] +=
-              emulated_half(checked_tile(a).words[m][k], half) * emulated_half(checked_tile(b).words[k][n], half);
-        }
+      float row[16];
+      for (int n = 0; n < 16; n++) row[n] = emulated_half(right.words[k][n], half);
+      for (int m = 0; m < 16; m++) {
+        const float factor = emulated_half(left.words[m][k], half);
+        for (int n = 0; n < 16; n++) c.words[m][n] += factor * row[n];
       }
     }
   }
