@@ -97,6 +97,15 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
 
+    @property
+    def needs_known_tokens(self) -> bool:
+        """Whether a token can be sampled only once the host knows those before it: they change its
+        logits."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
+        return penalties != (0, 0, 1) or bool(
+            self.bad_words or self.structured_output or self.logits_processors
+        )
+
     def updated(self, **changes: Any) -> SamplingParams:
         """A copy with some fields changed, validated again; an unknown name is a RequestError."""
         _check_names(changes)

@@ -72,6 +72,10 @@ class SchedulerOutput:
     new_block_ids: tuple[tuple[int, list[int]], ...]
     """(row, block ids to append) of rows that were known before this step."""
 
+    feeds: BoolArray | None = None
+    """[B], True where a request's one token is still being sampled by the step before, so that the
+    runner takes it from the device; None where there is none."""
+
     @property
     def num_reqs(self) -> int:
         return len(self.rows)
@@ -123,6 +127,10 @@ class RunnerOutput:
     prompt_logprobs: dict[int, list[Logprobs]] = field(default_factory=dict)
     """Row -> log-probabilities of the prompt tokens whose predecessors were run in this step, in
     order."""
+
+    late: tuple[int, ...] = ()
+    """Indexes into S of tokens that were settled on the host, so that a step that was launched
+    meanwhile was fed another one: that row of it is void."""
 
 
 class RequestOutput(NamedTuple):

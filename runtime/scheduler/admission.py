@@ -107,7 +107,7 @@ class Admission:
             eos_token_ids=request.eos_token_ids,
         )
         draft.add_admitted(new, count)
-        give_row_keys(self._state, row, num_cached + count, draft)
+        give_row_keys(self._state, row, num_cached + count, draft.keyed_blocks)
 
     def _note(self, request: Request, num_cached: int) -> None:
         """Counts a hit, apart for a request that comes back; starts its prompt's logprobs."""

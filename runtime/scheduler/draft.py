@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from runtime.scheduler.rows import RowIndex
 from runtime.scheduler.running import NewBlocks, Taken
-from runtime.step import IntArray, NewRow
+from runtime.step import BoolArray, IntArray, NewRow
 
 KeyedBlocks = dict[str, list[int]]
 """request_id -> blocks that were given their key in one step"""
@@ -19,9 +19,14 @@ KeyedBlocks = dict[str, list[int]]
 class Flight:
     """A step that was scheduled and has neither succeeded nor failed yet."""
 
+    rows: RowIndex
+    """[B]"""
     epochs: npt.NDArray[np.int64]
     """[B], of the step's rows: who has left since has another, or holds its row no more."""
     keyed_blocks: KeyedBlocks
+    is_void: BoolArray | None = None
+    """[B], True where the step was fed a wrong token: the result is dropped, the request runs on;
+    None where it never was."""
 
 
 @dataclass(slots=True)

@@ -39,19 +39,22 @@ def _check_waiting(request: Request) -> None:
 def _check_row(table: RowTable, row: int, pool: BlockPool, request: Request) -> None:
     name, size = request.request_id, pool.block_size
     computed, num_tokens = int(table.num_computed[row]), int(table.num_tokens[row])
+    expected, limit = int(table.num_expected[row]), int(table.limit[row])
     assert request.status is RequestStatus.RUNNING, f"{name}: status {request.status}"
     assert request.row == row, f"{name}: row {request.row} in row {row}"
-    assert num_tokens == request.num_tokens < table.limit[row], f"{name}: known tokens"
-    assert 0 <= computed <= num_tokens, f"{name}: {computed} computed of {num_tokens}"
+    assert num_tokens == request.num_tokens < limit, f"{name}: known tokens"
+    assert num_tokens <= expected <= limit, f"{name}: {expected} tokens expected, {limit} allowed"
+    assert 0 <= computed <= expected, f"{name}: {computed} computed of {expected}"
     capacity = len(request.block_ids) * size
     assert table.capacity[row] == capacity, f"{name}: capacity"
-    assert computed <= capacity < num_tokens + size, f"{name}: {capacity} slots, {num_tokens} known"
+    assert computed <= capacity < expected + size, f"{name}: {capacity} slots, {expected} tokens"
     assert len(set(request.block_ids)) == len(request.block_ids), f"{name} holds a block twice"
     is_keyed = table.next_key[row] != NEVER
+    num_full = min(computed, num_tokens) // size
     if is_keyed:
-        assert table.next_key[row] == (computed // size + 1) * size, f"{name}: next_key"
+        assert table.next_key[row] == (num_full + 1) * size, f"{name}: next_key"
     for index, block_id in enumerate(request.block_ids):
         key = pool.key_of(block_id)
         if key is not None:
-            assert index < computed // size, f"{name}: block {index} has a key and is not full"
+            assert index < num_full, f"{name}: block {index} has a key and is not full"
             assert key == request.block_keys[index], f"{name}: block {index} has another's key"

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
-from runtime.scheduler.draft import Draft
-from runtime.scheduler.rows import NEVER
+from runtime.scheduler.draft import Draft, KeyedBlocks
+from runtime.scheduler.rows import NEVER, RowIndex
 from runtime.scheduler.running import Taken
 from runtime.scheduler.state import SchedulerState
+from runtime.step import IntArray
 
 
 def give_keys(state: SchedulerState, taken: Taken, draft: Draft) -> None:
-    """Gives keys to the blocks of running requests that this step fills."""
-    ends = taken.num_computed + taken.num_scheduled
-    due = ends >= state.table.next_key[taken.rows]
+    """Gives keys to the blocks of running requests that this step fills with known tokens."""
+    _give_due(state, taken.rows, taken.num_computed + taken.num_scheduled, draft.keyed_blocks)
+
+
+def give_late_keys(state: SchedulerState, rows: RowIndex, keyed: KeyedBlocks) -> None:
+    """Gives keys to blocks that became full of known tokens only now, after the step that fills
+    them was scheduled.
+
+    Args:
+        rows: that got a token.
+        keyed: of that step.
+    """
+    rows = rows[state.table.is_held[rows]]
+    _give_due(state, rows, state.table.num_computed[rows], keyed)
+
+
+def _give_due(state: SchedulerState, rows: RowIndex, ends: IntArray, keyed: KeyedBlocks) -> None:
+    due = ends >= state.table.next_key[rows]
     if due.any():
-        for row, end in zip(taken.rows[due].tolist(), ends[due].tolist(), strict=True):
-            give_row_keys(state, row, end, draft)
+        for row, end in zip(rows[due].tolist(), ends[due].tolist(), strict=True):
+            give_row_keys(state, row, end, keyed)
 
 
-def give_row_keys(state: SchedulerState, row: int, end: int, draft: Draft) -> None:
-    """Gives keys to a row's full blocks among its first `end` tokens, each of them known.
+def give_row_keys(state: SchedulerState, row: int, end: int, keyed: KeyedBlocks) -> None:
+    """Gives keys to a row's full blocks among those of its first `end` tokens that are known.
 
     From here on others may share them, in the same step too: K/V of all of a step's tokens are
     written before any of them is read.
     """
     table, size = state.table, state.pool.block_size
+    end = min(end, int(table.num_tokens[row]))
     if end < table.next_key[row]:
         return
     request, tail = table.requests[row], table.tails[row]
@@ -33,6 +50,6 @@ def give_row_keys(state: SchedulerState, row: int, end: int, draft: Draft) -> No
         tail = state.pool.register(request, index, tail)
         if tail is None:
             break
-        draft.keyed_blocks.setdefault(request.request_id, []).append(request.block_ids[index])
+        keyed.setdefault(request.request_id, []).append(request.block_ids[index])
     table.tails[row] = tail
     table.next_key[row] = NEVER if tail is None else (last + 1) * size

@@ -24,6 +24,8 @@ def append_tokens(
     table = state.table
     num_tokens = table.num_tokens[rows] + 1
     table.num_tokens[rows] = num_tokens
+    if not state.runs_ahead:
+        table.num_expected[rows] = num_tokens
     is_stopped = table.is_stopped(rows, token_ids, num_tokens)
     is_ending = is_stopped | (num_tokens >= table.limit[rows])
     requests: list[Request] = table.requests[rows].tolist()

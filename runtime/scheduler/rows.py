@@ -24,6 +24,8 @@ class RowTable:
 
     Attributes:
         num_tokens: known tokens.
+        num_expected: known tokens, and those that steps in flight are sampling. Equal to num_tokens
+            unless the scheduler runs ahead.
         num_computed: tokens whose K/V are, or by this step will be, in the cache.
         num_prompt: prompt tokens.
         capacity: tokens that the row's blocks hold.
@@ -33,6 +35,7 @@ class RowTable:
         epoch: grows each time the row is taken: tells a request from a later one in the same row.
         requests: object array of requests.
         tails: the prefix of the row's last keyed block, or the root.
+        needs_tokens: whether a token can be sampled only once those before it are on the host.
     """
 
     def __init__(self, max_num_seqs: int) -> None:
@@ -40,6 +43,7 @@ class RowTable:
             return np.zeros(max_num_seqs, np.int32)
 
         self.num_tokens = column()
+        self.num_expected = column()
         self.num_computed = column()
         self.num_prompt = column()
         self.capacity = column()
@@ -48,6 +52,7 @@ class RowTable:
         self.next_key = column()
         self.epoch = np.zeros(max_num_seqs, np.int64)
         self.is_held = np.zeros(max_num_seqs, np.bool_)
+        self.needs_tokens = np.zeros(max_num_seqs, np.bool_)
         self.requests = np.full(max_num_seqs, None, object)
         self.tails: list[CachedPrefix | None] = [None] * max_num_seqs
         self._stop_ids = np.full((max_num_seqs, 1), _NO_ID, np.int32)
@@ -67,11 +72,12 @@ class RowTable:
         self.requests[row] = request
         request.row = row
         prompt, params = request.num_prompt_tokens, request.params
-        self.num_tokens[row] = request.num_tokens
+        self.num_tokens[row] = self.num_expected[row] = request.num_tokens
         self.num_computed[row] = num_computed
         self.num_prompt[row] = prompt
         self.limit[row] = min(prompt + params.max_tokens, max_model_len)
         self.stops_from[row] = prompt + params.min_tokens
+        self.needs_tokens[row] = params.needs_known_tokens
         self._set_stop_ids(row, request)
         return row
 

@@ -43,7 +43,7 @@ def take_by_arrays(
         None, with nothing done, where the blocks do not all fit: then someone must be preempted.
     """
     computed = table.num_computed[rows]
-    count = np.minimum(table.num_tokens[rows], table.limit[rows] - 1)
+    count = np.minimum(table.num_expected[rows], table.limit[rows] - 1)
     count -= computed
     np.minimum(count, cap, out=count)
     if count.sum() > budget:
@@ -87,7 +87,7 @@ def take_in_order(
     while position < len(order) and budget > 0:
         row = order[position]
         computed = int(table.num_computed[row])
-        wanted = min(int(table.num_tokens[row]), int(table.limit[row]) - 1) - computed
+        wanted = min(int(table.num_expected[row]), int(table.limit[row]) - 1) - computed
         count = min(wanted, cap, budget)
         need = max(0, -(-(computed + count - int(table.capacity[row])) // pool.block_size))
         if need <= pool.num_free_blocks:

@@ -16,9 +16,16 @@ from runtime.kv_cache import NUM_RESERVED_BLOCKS, BlockPool
 from runtime.request import FinishReason, Request
 from runtime.scheduler import limits
 from runtime.scheduler.admission import Admission
+from runtime.scheduler.ahead import (
+    NEEDS_BLOCKS,
+    MustWaitError,
+    check_tokens_known,
+    find_feeds,
+    void,
+)
 from runtime.scheduler.draft import Draft, Flight
 from runtime.scheduler.integrity import check_scheduler
-from runtime.scheduler.keys import give_keys
+from runtime.scheduler.keys import give_keys, give_late_keys
 from runtime.scheduler.outputs import append_tokens, collect_prompt_logprobs
 from runtime.scheduler.rows import NEVER, RowIndex, RowTable
 from runtime.scheduler.running import take_by_arrays, take_in_order
@@ -37,10 +44,18 @@ class Scheduler:
     A request holds a *row* while it runs. Per-step work is done on arrays over the rows; what is
     done one by one is what changed: admissions, block edges, full blocks, ends.
 
+    With `runs_ahead`, a step may be made while the one before is in flight, for requests whose
+    newest token is not known yet. How they end is decided when it is; what the later step gives to
+    a request that has ended is dropped. Steps must run, and come back, in the order in which they
+    were made: so blocks that a step in flight still writes may be freed, because only later steps
+    write or read them for others. Nothing is preempted ahead of a step that may free blocks.
+
     Args:
         block_size: tokens of a KV block.
         num_blocks: usable blocks, the reserved ones excluded.
         max_model_len: most known tokens of a request, prompt and output.
+        runs_ahead: schedule tokens that are not known yet; else a request sits out until its token
+            has come back.
 
     Raises:
         ConfigError: for limits under which a request could never run.
@@ -55,6 +70,7 @@ class Scheduler:
         max_model_len: int,
         prefix_caching: bool = True,
         hash_name: str = "xxh3_128",
+        runs_ahead: bool = False,
     ) -> None:
         limits.check_config(config, block_size, num_blocks, max_model_len)
         self.config = config
@@ -68,6 +84,7 @@ class Scheduler:
             waiting=make_queue(config.order),
             stats=SchedulerStats(num_blocks=num_blocks),
             max_model_len=max_model_len,
+            runs_ahead=runs_ahead,
         )
         self._admission = Admission(config, self._state)
         self._flights: dict[int, Flight] = {}
@@ -80,6 +97,15 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._state.waiting)
+
+    @property
+    def runs_ahead(self) -> bool:
+        return self._state.runs_ahead
+
+    @property
+    def _is_ahead(self) -> bool:
+        """Whether the next step is made before the last one has come back."""
+        return self.runs_ahead and bool(self._flights)
 
     @property
     def stats(self) -> SchedulerStats:
@@ -134,21 +160,17 @@ class Scheduler:
         return self.pool.reset_prefix_cache()
 
     def schedule(self) -> SchedulerOutput:
-        """Makes the next step; num_reqs is 0 where there is nothing to run.
+        """Makes the next step; num_reqs is 0 where nothing can run, or only once a step in flight
+        has come back.
 
         Progress counts from here on: num_computed_tokens of its requests includes this step. Each
         step must come back to `update_from_output` or `fail_step`; an empty one need not.
         """
         draft = Draft(self.config.max_num_batched_tokens)
-        if self.config.policy == "mixed":
-            has_preempted = self._run(self._state.order, draft)
-            if not has_preempted:
-                self._admission.admit(draft)
-        else:
-            self._run(self._rows_in_prefill(), draft)
-            self._admission.admit(draft)
-            if draft.is_empty:
-                self._run(self._state.order, draft)
+        try:
+            self._fill(draft)
+        except MustWaitError as wait:
+            self._state.stats.wait_reasons[str(wait)] += 1
         return self._seal(draft)
 
     def update_from_output(self, so: SchedulerOutput, ro: RunnerOutput) -> list[RequestOutput]:
@@ -165,6 +187,8 @@ class Scheduler:
         collect_prompt_logprobs(state, so, ro, flight)
         rows = so.rows[sampled].astype(np.intp)
         alive = state.is_alive(rows, flight.epochs[sampled])
+        if flight.is_void is not None:
+            alive &= ~flight.is_void[sampled]
         failed = [(rows[i], error) for i, error in ro.errors.items() if alive[i]]
         alive[list(ro.errors)] = False
         logprobs = ro.logprobs or []
@@ -173,6 +197,12 @@ class Scheduler:
         else:
             kept = [entry for entry, is_kept in zip(logprobs, alive, strict=False) if is_kept]
             outputs = append_tokens(state, rows[alive], ro.token_ids[alive], kept)
+        if self._is_ahead:
+            [ahead] = self._flights.values()
+            late = [index for index in ro.late if alive[index]]
+            if late:
+                void(state, ahead, rows[late])
+            give_late_keys(state, rows[alive], ahead.keyed_blocks)
         for row, error in failed:
             request = state.table.requests[row]
             self.pool.drop_keys(request.block_ids)
@@ -183,6 +213,7 @@ class Scheduler:
     def fail_step(self, so: SchedulerOutput, error: str) -> list[RequestOutput]:
         """Ends the requests of a step that raised; drops the keys that the step had given.
 
+        Steps that were made after it build on its K/V: they must be failed too, in order.
         The runner may not have come to dropping `so.freed_rows`: they are reported again.
         """
         state, flight = self._state, self._flights.pop(so.step_id)
@@ -195,6 +226,21 @@ class Scheduler:
         state.close_gaps()
         return outputs
 
+    def _fill(self, draft: Draft) -> None:
+        """Raises MustWaitError, with nothing done."""
+        if self._is_ahead:
+            assert len(self._flights) == 1, "one step may be in flight"
+            check_tokens_known(self._state)
+        if self.config.policy == "mixed":
+            has_preempted = self._run(self._state.order, draft)
+            if not has_preempted:
+                self._admission.admit(draft)
+        else:
+            self._run(self._rows_in_prefill(), draft)
+            self._admission.admit(draft)
+            if draft.is_empty:
+                self._run(self._state.order, draft)
+
     def _run(self, rows: RowIndex, draft: Draft) -> bool:
         """Schedules running requests; True where one of them had to be preempted."""
         if not rows.size:
@@ -202,6 +248,8 @@ class Scheduler:
         state, budget = self._state, draft.budget_left
         taken = take_by_arrays(state.table, self.pool, rows, budget, self._cap)
         if taken is None:
+            if self._is_ahead:
+                raise MustWaitError(NEEDS_BLOCKS)
             taken = take_in_order(
                 state.table, self.pool, rows, budget, self._cap, self._choose_victim, state.preempt
             )
@@ -237,6 +285,11 @@ class Scheduler:
         rows, computed, counts = draft.columns()
         ends = computed + counts
         table.num_computed[rows] = ends
+        samples = ends == table.num_expected[rows]
+        feeds = find_feeds(state, rows, ends) if self._is_ahead else None
+        state.stats.steps_ahead += self._is_ahead
+        if state.runs_ahead:
+            table.num_expected[rows[samples]] += 1
         is_decode = (counts == 1) & (computed >= table.num_prompt[rows])
         state.stats.note_step(int(counts.sum()), bool(is_decode.any() and not is_decode.all()))
         state.stats.note_blocks(self.pool.num_used_blocks)
@@ -245,12 +298,13 @@ class Scheduler:
             rows=rows.astype(np.int32),
             num_scheduled_tokens=counts,
             num_computed_tokens=computed,
-            samples=ends == table.num_tokens[rows],
+            samples=samples,
             freed_rows=tuple(dict.fromkeys(state.freed_rows)),
             new_rows=tuple(draft.new_rows),
             new_block_ids=tuple(draft.new_blocks),
+            feeds=feeds,
         )
-        self._flights[so.step_id] = Flight(table.epoch[rows], draft.keyed_blocks)
+        self._flights[so.step_id] = Flight(rows, table.epoch[rows], draft.keyed_blocks)
         self._next_step_id += 1
         state.freed_rows = []
         return so

@@ -24,6 +24,7 @@ class SchedulerState:
     waiting: WaitingQueue
     stats: SchedulerStats
     max_model_len: int
+    runs_ahead: bool = False
     order: RowIndex = field(default_factory=lambda: np.empty(0, np.intp))
     """Running rows in running order: by admission."""
     requests: dict[str, Request] = field(default_factory=dict)

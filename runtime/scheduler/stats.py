@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
@@ -13,6 +14,10 @@ class SchedulerStats:
     mixed_steps: int = 0
     """Steps that held both a prefill chunk and a decode."""
     scheduled_tokens: int = 0
+    steps_ahead: int = 0
+    """Steps that were scheduled while another was in flight."""
+    wait_reasons: Counter[str] = field(default_factory=Counter)
+    """Steps that could not be, because they had to wait for the tokens of the one before."""
 
     preemptions: int = 0
     recomputed_tokens: int = 0

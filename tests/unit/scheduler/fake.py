@@ -143,6 +143,7 @@ def make_scheduler(
     max_model_len: int = 64,
     prefix_caching: bool = True,
     hash_name: str = "xxh3_128",
+    runs_ahead: bool = False,
     **config,
 ) -> Scheduler:
     values = {"max_num_batched_tokens": 64, "max_num_seqs": 8} | config
@@ -153,6 +154,7 @@ def make_scheduler(
         max_model_len=max_model_len,
         prefix_caching=prefix_caching,
         hash_name=hash_name,
+        runs_ahead=runs_ahead,
     )
 
 
