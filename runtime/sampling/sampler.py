@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +36,7 @@ from runtime.sampling.logprobs import logprobs_of
 from runtime.sampling.penalties import Penalties
 from runtime.sampling.rows import RowTable
 from runtime.sampling.structured import Grammars, Structured
-from runtime.sampling.transfer import reading_is_free, upload
+from runtime.sampling.transfer import HostCopy, reading_is_free, upload
 from runtime.step import IntArray, Logprobs, NewRow
 
 NO_TOKEN, BAD_LOGITS = -1, -2
@@ -56,11 +58,31 @@ class SamplerOutput:
         token_ids: [S]; -1 where `errors` says why there is none.
         errors: index into S -> why that request must end.
         logprobs: [S], or None where no row of the call asked.
+        late: indexes into S of tokens that the device does not have: see `PendingSample`.
     """
 
     token_ids: IntArray
     errors: dict[int, str] = field(default_factory=dict)
     logprobs: list[Logprobs | None] | None = None
+    late: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PendingSample:
+    """Tokens that the device samples, or has sampled.
+
+    Attributes:
+        token_ids: [S] int32 on the device; negative where there is none, or where `read` settles
+            it (`SamplerOutput.late`).
+    """
+
+    token_ids: Tensor
+    _copy: HostCopy
+    _settle: Callable[[IntArray], SamplerOutput]
+
+    def read(self) -> SamplerOutput:
+        """Wait for the tokens. Rows whose request has left since get anything."""
+        return self._settle(self._copy.read())
 
 
 class Sampler:
@@ -138,23 +160,28 @@ class Sampler:
         """Start what can run beside the forward of the step that will sample `rows`."""
         self._structured.prepare(rows, num_tokens)
 
-    @torch.inference_mode()
     def sample(self, logits: Tensor, rows: IntArray, num_tokens: IntArray) -> SamplerOutput:
-        """
-        Args:
-            logits: [S, V], any float dtype; not changed.
-            rows: [S] distinct rows.
-            num_tokens: [S] known tokens of each row: the position of the new one.
-        """
+        """`launch`, and wait for it; of no rows, nothing."""
         if not len(rows):
             return SamplerOutput(np.zeros(0, np.int32))
+        return self.launch(logits, rows, num_tokens).read()
+
+    @torch.inference_mode()
+    def launch(self, logits: Tensor, rows: IntArray, num_tokens: IntArray) -> PendingSample:
+        """Queue the sampling of a step.
+
+        Args:
+            logits: [S, V], any float dtype; not changed.
+            rows: [S] distinct rows, one at least.
+            num_tokens: [S] known tokens of each row: the position of the new one.
+        """
         scores = BlockedScores(logits[:, : self.num_valid_ids])
         edited = self._table.is_edited[rows] | (num_tokens < self._table.min_num_tokens[rows])
         errors = {
             i: self._refused[row] for i, row in enumerate(rows.tolist()) if row in self._refused
         }
         if not edited.any():
-            out = self._read(self._choose(scores, None, rows, num_tokens, BAD_LOGITS))
+            tokens = self._choose(scores, None, rows, num_tokens, BAD_LOGITS)
         else:
             tokens = torch.empty(len(rows), dtype=torch.int64, device=self.device)
             if not edited.all():
@@ -162,15 +189,30 @@ class Sampler:
                 of = (rows[plain], num_tokens[plain])
                 tokens[self._tensor(plain)] = self._choose(scores, plain, *of, BAD_LOGITS)
             self._sample_edited(scores, np.flatnonzero(edited), rows, num_tokens, tokens, errors)
-            out = self._read(tokens)
+        tokens = tokens.to(torch.int32)
+        settle = partial(self._settle, scores, rows, num_tokens, errors)
+        return PendingSample(tokens, self._read(tokens), settle)
+
+    @torch.inference_mode()
+    def _settle(
+        self,
+        scores: BlockedScores,
+        rows: IntArray,
+        num_tokens: IntArray,
+        errors: dict[int, str],
+        out: IntArray,
+    ) -> SamplerOutput:
+        """What the host has to do once it knows the tokens `out` [S]."""
         still_open = np.flatnonzero(out == OPEN)
         if len(still_open):
             params = self._table.draw_params(rows[still_open], num_tokens[still_open], self.device)
-            out[still_open] = self._read(draw_sorted(scores, self._tensor(still_open), params))
+            drawn = draw_sorted(scores, self._tensor(still_open), params)
+            out[still_open] = self._read(drawn.to(torch.int32)).read()
         for i in np.flatnonzero(out < 0).tolist():
             errors[i] = NOT_FINITE if out[i] == BAD_LOGITS else errors.get(i, NONE_LEFT)
         out[list(errors)] = -1
-        return SamplerOutput(out, errors, self._logprobs(scores, rows, out))
+        logprobs = self._logprobs(scores, rows, out)
+        return SamplerOutput(out, errors, logprobs, tuple(still_open.tolist()))
 
     def prompt_logprobs(self, logits: Tensor, row: int, target_ids: IntArray) -> list[Logprobs]:
         """Of given tokens: logits [K, V] at the positions before `target_ids` [K]."""
@@ -288,6 +330,6 @@ class Sampler:
     def _tensor(self, array: npt.NDArray[np.int64]) -> Tensor:
         return upload(self.device, array)[0]
 
-    def _read(self, tokens: Tensor) -> IntArray:
-        """The one place where a step's tokens reach the host, and where it waits for them."""
-        return tokens.to("cpu", torch.int32).numpy()
+    def _read(self, tokens: Tensor) -> HostCopy:
+        """The one place from which a step's tokens go to the host."""
+        return HostCopy(tokens)

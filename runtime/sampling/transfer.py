@@ -1,4 +1,4 @@
-"""Host arrays to the device: one copy for all of them, which the host does not wait for."""
+"""Host arrays to the device, in one copy that the host does not wait for; and tensors back."""
 
 from __future__ import annotations
 
@@ -39,3 +39,26 @@ def upload(device: torch.device, *arrays: Array) -> list[Tensor]:
     moved = block.to(device, non_blocking=True)
     dtypes = [torch.from_numpy(array[:0]).dtype for array in arrays]
     return [moved[spans[i]].view(dtypes[i]).view(array.shape) for i, array in enumerate(arrays)]
+
+
+class HostCopy:
+    """A tensor on its way to the host.
+
+    The copy is queued when this is made, so that `read` waits for nothing that is queued later.
+    """
+
+    def __init__(self, source: Tensor) -> None:
+        self._arrived: torch.cuda.Event | None = None
+        if source.device.type == "cuda":
+            self._host = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+            self._host.copy_(source, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+        else:
+            self._host = source.to("cpu", copy=True)
+
+    def read(self) -> Array:
+        """The values; the array is the caller's."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._host.numpy()

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime.params import SamplingParams
 from runtime.sampling import draw, sampler
-from runtime.sampling.transfer import upload
+from runtime.sampling.transfer import HostCopy, upload
 from tests.unit.sampling.helpers import Bench
 from tests.unit.sampling.twin import sample_row
 
@@ -150,9 +150,9 @@ def on_meta(params: list[SamplingParams], vocab_size: int) -> tuple[Watch, list[
     on_device = sampler.Sampler(vocab_size, bench.token_ids, "meta")
     on_device._table, on_device._edits = bench.sampler._table, bench.sampler._edits
 
-    def read(tokens: Tensor) -> np.ndarray:
+    def read(tokens: Tensor) -> HostCopy:
         reads.append(tokens)
-        return np.zeros(len(tokens), np.int32)
+        return HostCopy(torch.zeros(len(tokens), dtype=torch.int32))
 
     on_device._read = read
     logits = torch.empty(len(params), vocab_size, dtype=torch.bfloat16, device="meta")

@@ -14,7 +14,7 @@ from runtime.errors import RequestError
 from runtime.params import SamplingParams, StructuredOutput
 from runtime.sampling import Grammars, check_params
 from runtime.sampling.productive import can_end
-from runtime.sampling.structured import unpack_bits
+from runtime.sampling.structured import exclude
 from tests.unit.sampling.helpers import Bench, ByteTokenizer
 from tests.unit.sampling.test_draw import logits_of
 
@@ -251,12 +251,26 @@ def test_a_model_without_eos_is_refused(tokenizer):
         Grammars(tokenizer, tokenizer.vocab_size, ()).check(StructuredOutput(regex="a"))
 
 
-def test_bits_are_unpacked_low_bit_first():
-    bits = torch.rand(3, 100, generator=torch.Generator().manual_seed(0)) < 0.5
-    padded = torch.zeros(3, 128, dtype=torch.bool)
-    padded[:, :100] = bits
+class NotCpu(torch.Tensor):
+    """A tensor that takes the way of other devices."""
+
+    device = torch.device("meta")
+
+
+@pytest.mark.parametrize("vocab_size", [70, 100, 128, 150])
+@pytest.mark.parametrize("kind", [torch.Tensor, NotCpu])
+def test_masks_are_applied_low_bit_first(vocab_size, kind):
+    random = torch.Generator().manual_seed(0)
+    padded = torch.rand(2, 128, generator=random) < 0.5
     packed = np.packbits(padded.numpy(), axis=1, bitorder="little").view(np.int32)
-    assert torch.equal(unpack_bits(torch.from_numpy(packed), 100), bits)
+    logits = logits_of(4, vocab_size, 1.0)
+    want = logits.clone()
+    for row, allowed in zip((3, 1), padded, strict=True):
+        keeps = torch.nn.functional.pad(allowed, (0, 22))[:vocab_size]
+        want[row, ~keeps] = -torch.inf
+    edited = logits.clone()
+    exclude(edited.as_subclass(kind), [3, 1], packed, torch.from_numpy)
+    assert torch.equal(edited, want)
 
 
 @pytest.mark.parametrize(
