@@ -99,11 +99,13 @@ class SamplingParams:
 
     @property
     def needs_known_tokens(self) -> bool:
-        """Whether a token can be sampled only once the host knows those before it: they change its
-        logits."""
+        """Whether the host must know a token before the next one can be sampled: it changes the
+        next one's logits, or its log-probabilities are read with it."""
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
-        return penalties != (0, 0, 1) or bool(
-            self.bad_words or self.structured_output or self.logits_processors
+        return (
+            penalties != (0, 0, 1)
+            or self.logprobs is not None
+            or bool(self.bad_words or self.structured_output or self.logits_processors)
         )
 
     def updated(self, **changes: Any) -> SamplingParams:

@@ -9,7 +9,7 @@ from runtime.scheduler.rows import RowIndex
 from runtime.scheduler.state import SchedulerState
 from runtime.step import BoolArray, IntArray
 
-NEEDS_TOKENS = "a request's logits depend on the token before"
+NEEDS_TOKENS = "a request needs its token on the host first"
 NEEDS_BLOCKS = "the KV blocks do not fit"
 
 

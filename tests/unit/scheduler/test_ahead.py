@@ -74,6 +74,7 @@ def test_the_step_behind_a_stop_is_dropped():
         {"repetition_penalty": 1.1},
         {"bad_words": ("x",)},
         {"structured_output": {"choice": ["a"]}},
+        {"logprobs": 0},
         {"logits_processors": (lambda ids, logits: logits,)},
     ],
 )
