@@ -5,6 +5,8 @@
 
 namespace sg {
 
+enum Dtype : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
+
 constexpr int kChunk = 256;     // keys whose softmax is taken at once; sums over chunks are in order
 constexpr int kTileRows = 128;  // query rows (token x query head of one K/V head) that share packed keys
 

@@ -123,12 +123,12 @@ struct Workspace {
 
   static int64_t num_bytes(int head_dim) { return Workspace().lay_out(nullptr, head_dim); }
 
-  // Sized for floats, which take the most.
+  // Bytes that are used, or would be where `memory` is null. Sized for floats, which take the most.
   int64_t lay_out(char* memory, int head_dim) {
     const int depth = round_up(head_dim, 32);
     int64_t used = 0;
     auto take = [&](int64_t count, int64_t size) {
-      char* array = memory + used;
+      char* array = memory == nullptr ? nullptr : memory + used;
       used += (count * size + 63) / 64 * 64 + 64;  // apart, so that arrays of one power of 2 do not share cache sets
       return array;
     };

@@ -5,8 +5,6 @@
 
 namespace sg {
 
-enum Dtype : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
-
 struct Float32 {
   typedef float Raw;
   static Vec read(const Raw* p) { return load(p); }
