@@ -146,12 +146,13 @@ def gated(gate_up_ptr, out_ptr, inner, stride_in, stride_out, BLOCK: tl.constexp
 
 @triton.jit
 def _best(values, ids):
-    """The largest value (NaN where there is one) and the lowest id that has it."""
+    """The largest value, NaN being larger than any number, and the lowest id that has it."""
     broken = values != values
-    clean = tl.where(broken, float("-inf"), values)
-    top = tl.max(clean, 0)
-    first = tl.min(tl.where(clean == top, ids, 2147483647), 0)
-    return tl.where(tl.max(broken.to(tl.int32), 0) > 0, float("nan"), top), first
+    top = tl.max(tl.where(broken, float("-inf"), values), 0)
+    if_whole = tl.min(tl.where(values == top, ids, 2147483647), 0)
+    if_broken = tl.min(tl.where(broken, ids, 2147483647), 0)
+    is_broken = if_broken < 2147483647
+    return tl.where(is_broken, float("nan"), top), tl.where(is_broken, if_broken, if_whole)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""The largest score of each row, in two launches; twin in `runtime.ops.argmax`."""
+"""The largest score of each row, in two launches; twin in `runtime.ops.scores`."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from runtime.ops.triton_ops._launch import FUSED, power_of_two
 PART = 4096
 
 
-@wrap_torch_function(lambda scores: (scores,))
-def argmax(scores: Tensor) -> tuple[Tensor, Tensor]:
+@wrap_torch_function(lambda logits: (logits,))
+def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     """See `runtime.ops.argmax`."""
-    num_rows, width = scores.shape
-    ids = torch.empty(num_rows, dtype=torch.int64, device=scores.device)
-    top = torch.empty(num_rows, dtype=torch.float32, device=scores.device)
+    num_rows, width = logits.shape
+    ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    top = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
     if not num_rows:
-        return ids, top
-    assert scores.stride(1) == 1, "rows are dense"
+        return top, ids
+    assert logits.stride(1) == 1, "rows are dense"
     num_parts = -(-width // PART)
-    part_top = torch.empty((num_rows, num_parts), dtype=torch.float32, device=scores.device)
-    part_ids = torch.empty((num_rows, num_parts), dtype=torch.int32, device=scores.device)
+    part_top = torch.empty((num_rows, num_parts), dtype=torch.float32, device=logits.device)
+    part_ids = torch.empty((num_rows, num_parts), dtype=torch.int32, device=logits.device)
     _kernels.best_of_parts[(num_rows, num_parts)](
-        scores,
+        logits,
         part_top,
         part_ids,
         width,
-        scores.stride(0),
+        logits.stride(0),
         num_parts,
         BLOCK=PART,
         num_warps=4,
@@ -39,4 +39,4 @@ def argmax(scores: Tensor) -> tuple[Tensor, Tensor]:
     _kernels.best_of_rows[(num_rows,)](
         part_top, part_ids, top, ids, num_parts, width, BLOCK=block, num_warps=1, **FUSED
     )
-    return ids, top
+    return top, ids

@@ -1,4 +1,4 @@
-"""Rotary positions, alone or fused with the norm of the heads; twins in `runtime.ops`."""
+"""Rotary positions, alone or fused with the norm of the heads; twins in `runtime.ops.rotary`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def rotary(x: Tensor, turn: Rotation) -> Tensor:
     return out
 
 
-@wrap_torch_function(lambda x, weight, eps, turn: (x, weight, *turn))
-def norm_rotary(x: Tensor, weight: Tensor | None, eps: float, turn: Rotation) -> Tensor:
-    """See `runtime.ops.norm_rotary`; it writes over `x`, and returns it."""
+@wrap_torch_function(lambda x, turn, weight, eps: (x, *turn, weight))
+def norm_and_rotary(x: Tensor, turn: Rotation, weight: Tensor | None, eps: float) -> Tensor:
+    """See `runtime.ops.norm_and_rotary`; it writes over `x`, and returns it."""
     launch_heads(x, weight, eps, turn, x)
     return x

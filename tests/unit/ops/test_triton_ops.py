@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from runtime.ops.argmax import argmax
-from runtime.ops.norm_rotary import norm_rotary
-from runtime.ops.rotary import rotation
+from runtime.ops import dispatch
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -55,22 +55,36 @@ def test_importing_the_ops_imports_no_triton() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_argmax_twin() -> None:
-    scores = torch.tensor([[1.0, 3.0, 3.0], [torch.nan, 9.0, 0.0], [-torch.inf] * 3])
-    ids, top = argmax(scores.bfloat16())
-    assert ids.tolist()[::2] == [1, 0]
-    assert top.isnan().tolist() == [False, True, False]
-    assert top.dtype == torch.float32
+@needs_triton
+def test_dispatch_takes_them_for_a_gpu() -> None:
+    def rows(device: str, dtype: torch.dtype, last_stride: int = 1) -> SimpleNamespace:
+        where = SimpleNamespace(type=device)
+        return SimpleNamespace(device=where, dtype=dtype, stride=lambda i: last_stride)
+
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        assert dispatch.has_kernels(rows("cuda", dtype), rows("cuda", dtype))
+    assert not dispatch.has_kernels(rows("cuda", torch.float64))
+    assert not dispatch.has_kernels(rows("cuda", torch.bfloat16, last_stride=2))
+    assert not dispatch.has_kernels(rows("cuda", torch.bfloat16), rows("cuda", torch.float32))
+    assert not dispatch.has_kernels(rows("meta", torch.float32))
 
 
-def test_norm_rotary_twin_rotates_with_and_without_a_norm() -> None:
-    x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
-    turn = rotation(torch.tensor([0, 5]), torch.tensor([1.0, 0.1]), 1.0, torch.float32)
-    plain = norm_rotary(x, None, 1e-6, turn)
-    torch.testing.assert_close(plain[0], x[0])  # position 0 does not turn
-    weight = torch.full((3, 4), 2.0)
-    normed = norm_rotary(x, weight, 1e-6, turn)
-    size = normed.pow(2).mean(-1).sqrt()
-    torch.testing.assert_close(size, torch.full_like(size, 2.0))
-    cosine = torch.cosine_similarity(plain, normed, -1)
-    torch.testing.assert_close(cosine, torch.ones_like(cosine))
+def test_without_triton_the_twins_serve_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dispatch, "find_spec", lambda name: None)
+    assert dispatch._triton_ops.__wrapped__() is None
+    assert "triton is not installed" in caplog.text
+
+
+@needs_triton
+def test_they_are_a_whole_set() -> None:
+    """Every op that `dispatch` may ask for by name."""
+    source = Path(dispatch.__file__).read_text()
+    names = set(re.findall(r'run_native\("(\w+)"', source))
+    code = f"from runtime.ops import triton_ops; print({names} - set(dir(triton_ops)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert len(names) >= 8
+    assert done.stdout.strip() == "set()"

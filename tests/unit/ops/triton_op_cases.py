@@ -7,16 +7,16 @@ process of its own; the name keeps it out of an ordinary collection.
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-import runtime.ops as twins
-from attention_backends import LayerKV
+from attention_backends import LayerKV, choose_backend
+from runtime.ops import activation, kv_write, norm, scores
 from runtime.ops import triton_ops as ops
-from runtime.ops.argmax import argmax as argmax_twin
-from runtime.ops.norm_rotary import norm_rotary as norm_rotary_twin
+from runtime.ops.rotary import Rotation, norm_and_rotary, rotation
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run through test_triton_ops.py"
 
@@ -43,17 +43,17 @@ def normed(x: Tensor, weight: Tensor) -> Tensor:
     return x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
 
 
-def turned(x: Tensor, turn: twins.Rotation) -> Tensor:
+def turned(x: Tensor, turn: Rotation) -> Tensor:
     half = x.shape[-1] // 2
     cos, sin = turn.cos[..., :half].double(), turn.sin[..., half:].double()
     low, high = x.double().split(half, -1)
     return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
 
 
-def make_turn(num_tokens: int, dim: int, dtype: torch.dtype) -> twins.Rotation:
+def make_turn(num_tokens: int, dim: int, dtype: torch.dtype) -> Rotation:
     positions = torch.arange(num_tokens) * 37 + 5
     frequencies = 10000.0 ** (-torch.arange(0, dim, 2) / dim)
-    return twins.rotation(positions, frequencies, 1.25, dtype)
+    return rotation(positions, frequencies, 1.25, dtype)
 
 
 @DTYPES
@@ -95,19 +95,19 @@ def test_heads(dtype: torch.dtype, num_tokens: int, heads: int, dim: int) -> Non
     turn, before = make_turn(num_tokens, dim, dtype), fused.clone()
     near(ops.head_rms_norm(x, weight, EPS), normed(x, weight))
     near(ops.rotary(x, turn), turned(x, turn))
-    assert torch.equal(fused, before), "only norm_rotary writes over its input"
+    assert torch.equal(fused, before), "only norm_and_rotary writes over its input"
 
     expected = turned(normed(x, weight), turn)
-    out = ops.norm_rotary(x, weight, EPS, turn)
+    out = ops.norm_and_rotary(x, turn, weight, EPS)
     assert out is x
     near(out, expected)
     assert torch.equal(fused[:, heads:], before[:, heads:]), "v is not turned"
 
 
-def test_norm_rotary_without_a_norm() -> None:
+def test_rotation_without_a_norm() -> None:
     x, turn = random(3, 4, 16), make_turn(3, 16, torch.float32)
-    expected = norm_rotary_twin(x.clone(), None, EPS, turn)
-    near(ops.norm_rotary(x, None, EPS, turn), expected)
+    expected = norm_and_rotary(x.clone(), turn, None, EPS)
+    near(ops.norm_and_rotary(x, turn, None, EPS), expected)
 
 
 @DTYPES
@@ -127,7 +127,7 @@ def test_write_kv(
         return LayerKV(*(c.transpose(1, 2) if heads_first else c for c in caches))
 
     ops.write_kv(k, v, layer(given), slots)
-    twins.write_kv(k, v, layer(expected), slots)
+    kv_write.write_kv(k, v, layer(expected), slots)
     assert torch.equal(given, expected)
 
 
@@ -143,12 +143,12 @@ def test_silu_and_mul(dtype: torch.dtype, num_tokens: int, inner: int) -> None:
 @DTYPES
 @pytest.mark.parametrize("width", [1, 7, 4096, 4097, 9001])
 def test_argmax(dtype: torch.dtype, width: int) -> None:
-    scores = random(5, width + 3, dtype=dtype)[:, :width]
-    scores[1] = 1.0
-    scores[2] = -torch.inf
-    scores[3, width // 2] = torch.inf
-    ids, top = ops.argmax(scores)
-    want_ids, want_top = argmax_twin(scores)
+    logits = random(5, width + 3, dtype=dtype)[:, :width]
+    logits[1] = 1.0
+    logits[2] = -torch.inf
+    logits[3, width // 2] = torch.inf
+    top, ids = ops.argmax(logits)
+    want_top, want_ids = scores.argmax(logits)
     assert ids.dtype == torch.int64
     assert top.dtype == torch.float32
     assert torch.equal(ids, want_ids)
@@ -157,12 +157,11 @@ def test_argmax(dtype: torch.dtype, width: int) -> None:
 
 @pytest.mark.parametrize("place", [0, 4095, 4096, 8000])
 def test_argmax_says_nan(place: int) -> None:
-    scores = random(2, 8001)
-    scores[0, place] = torch.nan
-    ids, top = ops.argmax(scores)
+    logits = random(2, 8001)
+    logits[0, place] = logits[0, 8000] = torch.nan
+    top, ids = ops.argmax(logits)
     assert top.isnan().tolist() == [True, False]
-    assert 0 <= int(ids[0]) < 8001
-    assert int(ids[1]) == int(scores[1].argmax())
+    assert ids.tolist() == [place, int(logits[1].argmax())]
     assert ops.argmax(torch.empty(0, 5))[0].shape == (0,)
 
 
@@ -176,9 +175,15 @@ def test_an_emulated_capture_sees_every_op() -> None:
     kv = LayerKV(torch.zeros(3, 4, 1, 8), torch.zeros(3, 4, 1, 8))
     out = torch.zeros(3, 16)
     inputs = {"x": x, "residual": residual, "qkv": qkv}
+    twins = SimpleNamespace(
+        **{n: getattr(norm, n) for n in ("rms_norm", "add_rms_norm")},
+        norm_and_rotary=norm_and_rotary,
+        silu_and_mul=activation.silu_and_mul,
+        write_kv=kv_write.write_kv,
+    )
 
-    def step(lib: object, norm_rotary: object) -> None:
-        heads = norm_rotary(qkv[:, :3], head_weight, EPS, turn)
+    def step(lib: object) -> None:
+        heads = lib.norm_and_rotary(qkv[:, :3], turn, head_weight, EPS)
         lib.write_kv(heads[:, 2:], qkv[:, 3:], kv, slots)
         hidden = lib.rms_norm(lib.add_rms_norm(x, residual, weight, EPS), weight, EPS)
         out.copy_(torch.cat([lib.silu_and_mul(hidden), heads[:, 0]], 1))
@@ -187,7 +192,7 @@ def test_an_emulated_capture_sees_every_op() -> None:
     with torch.inference_mode():
         with recorder.session(), recorder.graph():
             recorder.begin()
-            step(ops, ops.norm_rotary)
+            step(ops)
             part = recorder.end()
         fresh = {name: random(*t.shape, seed=9) for name, t in inputs.items()}
 
@@ -200,9 +205,41 @@ def test_an_emulated_capture_sees_every_op() -> None:
                 recorder.prepare_replay()
                 part.replay()
             else:
-                step(twins, norm_rotary_twin)
+                step(twins)
             return [t.clone() for t in (out, *kv, residual)]
 
         for replayed, expected in zip(run(True), run(False), strict=True):
             near(replayed, expected)
             assert expected.any()
+
+
+def test_a_model_runs_on_them_under_emulated_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where `dispatch` picks them: mixed steps, captured and replayed, on a model that
+    has head norms and grouped heads; its logits are those of the twins."""
+    from runtime.ops import dispatch
+    from tools._gpu_check import exactness
+    from tools._gpu_check.scale import TINY, spec_of
+    from tools._gpu_check.subject import load
+
+    sizes = {"head_dim": 16, "hidden_size": 32, "intermediate_size": 48, "vocab_size": 64}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2}
+    monkeypatch.setattr(exactness, "LENGTHS", [(23, 3), (1, 4), (30, 3), (5, 2)])
+    loaded = load(spec_of({**TINY, **sizes, **heads}), torch.device("cpu"))
+    backend = choose_backend("torch_paged", loaded.attention_shapes, 16, loaded.device).backend
+    used = set()
+
+    class Noted:
+        def __getattr__(self, name: str) -> object:
+            used.add(name)
+            return getattr(ops, name)
+
+    monkeypatch.setattr(dispatch, "_kernels_of", lambda device_type: None)
+    twin = exactness.run("eager", "eager", loaded, backend, 16, None)
+    monkeypatch.setattr(dispatch, "_kernels_of", lambda device_type: Noted())
+    for mode in ("eager", "emulated"):
+        trace = exactness.run(mode, mode, loaded, backend, 16, twin.tokens)
+        assert trace.tokens == twin.tokens
+        for given, expected in zip(trace.logits, twin.logits, strict=True):
+            torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-4)
+    assert used >= {"rms_norm", "add_rms_norm", "norm_and_rotary", "silu_and_mul", "write_kv"}
+    assert {"decode", "segmented"} <= set(trace.kinds)
