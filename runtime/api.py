@@ -6,24 +6,31 @@ One engine, its tokenizer, and the requests that users gave it.
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
-from runtime.build import build_engine
+from runtime.build import Parts, build_engine
 from runtime.config import RuntimeConfig, load_run_config
-from runtime.errors import RequestError
+from runtime.delta_stream import DeltaStream
+from runtime.engine import Engine
+from runtime.errors import EngineError, RequestError
 from runtime.live_request import LiveRequest, LiveSample
+from runtime.models import ModelSpec
 from runtime.observe.stats import RuntimeStats
 from runtime.params import SamplingParams
-from runtime.prompts import Chat, Prompt, as_prompts, as_token_ids, kind_of
+from runtime.prompts import Chat, Prompt, as_prompts, as_token_ids, check_fields, kind_of
 from runtime.request import FinishReason, Request
 from runtime.results import Delta, Result
 from runtime.sampling import check_params, with_seed
 from runtime.step import RequestOutput
-from runtime.text import TextStream
+from runtime.text import TextStream, Tokenizer
+
+log = logging.getLogger(__name__)
 
 ParamsLike = SamplingParams | Mapping[str, Any] | None
 """None: the model's defaults; a mapping: changes to them; SamplingParams: exactly these."""
@@ -45,16 +52,41 @@ class Runtime:
 
     def __init__(self, config: RuntimeConfig) -> None:
         self.config = config
-        parts = build_engine(config)
-        self.engine, self.spec, self.tokenizer = parts.engine, parts.spec, parts.tokenizer
-        self.max_model_len, self.block_size = parts.max_model_len, parts.block_size
-        self._parts = parts
+        self._parts: Parts | None = build_engine(config)
         self._live: dict[str, LiveRequest] = {}
         self._samples: dict[str, tuple[LiveRequest, int]] = {}
         self._inboxes: dict[str, deque[Delta]] = {}
         self._inbox: deque[Delta] = deque()
         self._numbers = itertools.count()
         self._num_finished = self._prompt_tokens = self._output_tokens = self._cached_tokens = 0
+
+    @property
+    def parts(self) -> Parts:
+        """What the runtime is built of.
+
+        Raises:
+            EngineError: it was closed.
+        """
+        if self._parts is None:
+            raise EngineError("this runtime was closed")
+        return self._parts
+
+    @property
+    def engine(self) -> Engine:
+        return self.parts.engine
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.parts.spec
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self.parts.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request, prompt and output."""
+        return self.parts.max_model_len
 
     @classmethod
     def from_yaml(cls, path: str, overrides: Mapping[str, Any] | None = None) -> Runtime:
@@ -75,10 +107,13 @@ class Runtime:
 
     def close(self) -> None:
         """End every request and free the model and the KV pool; closing twice is harmless."""
+        if self._parts is None:
+            return
         for request_id in list(self._live):
             self.abort(request_id)
         self._inbox.clear()
         self._parts.close()
+        self._parts = None
 
     # -- whole jobs ---------------------------------------------------------------------------
 
@@ -100,11 +135,8 @@ class Runtime:
             that fails while it
                 runs raises nothing: its result has finish_reason "error" and `error`.
         """
-        results: dict[str, Result] = {}
-        ids = self._add_all(prompts, params, request)
-        for delta in self._deltas_of(ids):
-            if delta.finished is not None:
-                results[delta.request_id] = delta.finished
+        ids, deltas = self._add_all(prompts, params, request)
+        results = {d.request_id: d.finished for d in deltas if d.finished is not None}
         return [results[request_id] for request_id in ids]
 
     def stream(
@@ -112,12 +144,12 @@ class Runtime:
         prompts: Prompt | Sequence[Prompt],
         params: ParamsLike | Sequence[ParamsLike] = None,
         **request: Any,
-    ) -> Iterator[Delta]:
+    ) -> DeltaStream:
         """Run prompts and yield what each step adds; leaving the loop aborts what is unfinished.
 
         Delta.request_id tells prompts apart: they are numbered in the order of the prompts.
         """
-        return self._deltas_of(self._add_all(prompts, params, request))
+        return self._add_all(prompts, params, request)[1]
 
     # -- step by step -------------------------------------------------------------------------
 
@@ -138,26 +170,29 @@ class Runtime:
         Raises:
             RequestError: naming the field; the engine and every other request are unharmed.
         """
+        parts = self.parts
+        check_fields(request_id, priority, cache_salt)
         text, ids = self._encode(prompt, chat, token_ids, tools)
         settled = self.settle_params(params)
-        request_id = f"req-{next(self._numbers)}" if request_id is None else request_id
+        request_id = self._free_id() if request_id is None else request_id
         if request_id in self._live:
             raise RequestError("request_id", f"{request_id!r} is already in use")
-        live = LiveRequest(request_id, text, ids, settled, [])
-        group = request_id if settled.n > 1 else None
+        group = f"{request_id}/{next(self._numbers)}" if settled.n > 1 else None
+        samples = []
         for index, child in enumerate(with_seed(settled)):
-            name = request_id if group is None else f"{group}#{index}"
+            name = request_id if group is None else f"{request_id}#{index}"
             if index:  # the prompt's log-probabilities come once
                 child = child.updated(prompt_logprobs=None)
-            sample = Request(name, ids, child, self.spec.eos_token_ids, priority, cache_salt, group)
-            self.engine.check(sample)
-            stream = TextStream(self.tokenizer, ids, child) if self.tokenizer else None
-            live.samples.append(LiveSample(sample, stream))
-        live.num_unfinished = len(live.samples)
-        self._live[request_id] = live
-        for index, s in enumerate(live.samples):
+            sample = Request(
+                name, ids, child, parts.spec.eos_token_ids, priority, cache_salt, group
+            )
+            parts.engine.check(sample)
+            stream = TextStream(parts.tokenizer, ids, child) if parts.tokenizer else None
+            samples.append(LiveSample(sample, stream))
+        self._live[request_id] = live = LiveRequest(request_id, text, ids, settled, samples)
+        for index, s in enumerate(samples):
             self._samples[s.request.request_id] = (live, index)
-            self.engine.add(s.request)
+            parts.engine.add(s.request)
         self._prompt_tokens += len(ids)
         return request_id
 
@@ -170,7 +205,7 @@ class Runtime:
 
     def has_unfinished(self) -> bool:
         """Whether a request still runs or a delta still waits to be fetched by `step`."""
-        return self.engine.has_unfinished() or bool(self._inbox)
+        return bool(self._inbox) or (self._parts is not None and self.engine.has_unfinished())
 
     def abort(self, request_id: str) -> None:
         """End a request now, with finish_reason "abort"; its last delta comes with the next `step`.
@@ -179,7 +214,7 @@ class Runtime:
         """
         live = self._live.get(request_id)
         if live is not None:
-            names = [s.request.request_id for s in live.samples]
+            names = [s.request.request_id for s in live.samples if s.finish_reason is None]
             self._deliver(self.engine.finish(names, FinishReason.ABORT))
 
     def reset_prefix_cache(self) -> bool:
@@ -200,7 +235,7 @@ class Runtime:
             self.spec.vocab_size,
             self.tokenizer,
             eos_token_ids=self.spec.eos_token_ids,
-            grammars=self._parts.grammars,
+            grammars=self.parts.grammars,
         )
         return params
 
@@ -219,6 +254,8 @@ class Runtime:
             steps=counters.steps,
             mixed_steps=s.mixed_steps,
             failed_steps=counters.failed_steps,
+            steps_ahead=s.steps_ahead,
+            wait_reasons=dict(s.wait_reasons),
             scheduled_tokens=counters.tokens,
             padded_tokens=counters.padded_tokens,
             padding_share=counters.padding_share,
@@ -226,8 +263,8 @@ class Runtime:
             eager_reasons=dict(counters.eager_reasons),
             preemptions=s.preemptions,
             recomputed_tokens=s.recomputed_tokens,
-            block_size=self.block_size,
-            num_blocks=self._parts.num_blocks,
+            block_size=self.parts.block_size,
+            num_blocks=self.parts.num_blocks,
             blocks_used=s.blocks_used,
             blocks_used_peak=s.blocks_used_peak,
             elapsed_s=counters.busy_s,
@@ -261,39 +298,26 @@ class Runtime:
         prompts: Prompt | Sequence[Prompt],
         params: ParamsLike | Sequence[ParamsLike],
         request: Mapping[str, Any],
-    ) -> list[str]:
+    ) -> tuple[list[str], DeltaStream]:
+        """Queue them; when one is refused, the stream is let go of and ends the others."""
         listed = as_prompts(prompts)
         each = list(params) if isinstance(params, Sequence) else [params] * len(listed)
         if len(each) != len(listed):
             raise RequestError("params", f"{len(each)} given for {len(listed)} prompts")
         ids: list[str] = []
-        inbox: deque[Delta] = deque()
-        try:
-            for prompt, settings in zip(listed, each, strict=True):
-                ids.append(self.add_request(prompt, params=settings, **request))
-                self._inboxes[ids[-1]] = inbox
-        except BaseException:
-            self._abandon(ids)
-            raise
-        return ids
-
-    def _deltas_of(self, ids: list[str]) -> Iterator[Delta]:
-        """Step until all of them ended; deltas of other requests stay in the inbox of `step`."""
-        inbox, num_unfinished = self._inboxes[ids[0]] if ids else deque(), len(ids)
-        try:
-            while num_unfinished:
-                self._advance()
-                while inbox:
-                    delta = inbox.popleft()
-                    num_unfinished -= delta.finished is not None
-                    yield delta
-        finally:
-            self._abandon(ids)
+        deltas = DeltaStream(len(listed), self._advance, partial(self._abandon, ids))
+        for prompt, settings in zip(listed, each, strict=True):
+            ids.append(self.add_request(prompt, params=settings, **request))
+            self._inboxes[ids[-1]] = deltas.inbox
+        return ids, deltas
 
     def _abandon(self, ids: list[str]) -> None:
         for request_id in ids:
             self.abort(request_id)
             self._inboxes.pop(request_id, None)
+
+    def _free_id(self) -> str:
+        return next(i for n in self._numbers if (i := f"req-{n}") not in self._live)
 
     def _advance(self) -> None:
         self._deliver(self.engine.step())
@@ -305,7 +329,11 @@ class Runtime:
             if name not in self._samples:
                 continue
             live, index = self._samples[name]
-            delta = live.advance(index, output, now_s)
+            try:
+                delta = live.advance(index, output, now_s)
+            except Exception as error:  # of one request's text: the others go on
+                log.exception("request %s: its text cannot be made", name)
+                delta = live.fail(index, f"text: {type(error).__name__}: {error}", now_s)
             self._output_tokens += len(delta.token_ids)
             if delta.finish_reason is not None:
                 self._end_sample(live, index, still_runs=output.finish_reason is None)
@@ -318,5 +346,6 @@ class Runtime:
     def _end_sample(self, live: LiveRequest, index: int, still_runs: bool) -> None:
         sample = live.samples[index]
         del self._samples[sample.request.request_id]
-        if still_runs:  # a stop string, which only the text knows
+        if still_runs:  # it ended by its text: a stop string, or text that cannot be made
+            assert sample.finish_reason is not None
             self.engine.finish([sample.request.request_id], FinishReason.STOP, sample.stop_reason)

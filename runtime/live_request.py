@@ -24,6 +24,8 @@ class LiveSample:
     logprobs: list[Logprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    error: str | None = None
+    """Why its text could not be made; the engine's own errors are in the request."""
     finished_s: float = 0.0
 
     def advance(self, output: RequestOutput, now_s: float) -> tuple[str, str | None]:
@@ -49,6 +51,10 @@ class LiveSample:
                 text += self.stream.finish()
         return text, stop_string
 
+    def fail(self, error: str, now_s: float) -> None:
+        self.error = error
+        self._end(FinishReason.ERROR, None, now_s)
+
     def completion(self, index: int) -> Completion:
         assert self.finish_reason is not None
         request, times = self.request, self.token_times_s
@@ -65,7 +71,7 @@ class LiveSample:
             token_ids=tuple(request.output_token_ids),
             finish_reason=self.finish_reason.value,
             stop_reason=self.stop_reason,
-            error=request.error,
+            error=self.error or request.error,
             logprobs=tuple(self.logprobs) if request.params.logprobs is not None else None,
             num_preemptions=request.num_preemptions,
             timing=timing,
@@ -97,8 +103,16 @@ class LiveRequest:
         if index == 0 and output.prompt_logprobs:
             self.prompt_logprobs += output.prompt_logprobs
         text, _ = sample.advance(output, now_s)
-        if sample.finish_reason is not None:
-            self.num_unfinished -= 1
+        return self._delta(index, output, text)
+
+    def fail(self, index: int, error: str, now_s: float) -> Delta:
+        """End a sample whose text cannot be made."""
+        self.samples[index].fail(error, now_s)
+        return self._delta(index, RequestOutput(self.samples[index].request, None), "")
+
+    def _delta(self, index: int, output: RequestOutput, text: str) -> Delta:
+        sample = self.samples[index]
+        self.num_unfinished -= sample.finish_reason is not None
         return Delta(
             request_id=self.request_id,
             index=index,
@@ -115,7 +129,7 @@ class LiveRequest:
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=tuple(self.prompt_token_ids),
-            num_cached_tokens=sum(s.request.num_cached_tokens for s in self.samples),
+            num_cached_tokens=self.samples[0].request.num_cached_tokens,
             prompt_logprobs=(None, *self.prompt_logprobs) if wanted else None,
             outputs=tuple(s.completion(i) for i, s in enumerate(self.samples)),
         )

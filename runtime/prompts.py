@@ -21,7 +21,8 @@ def kind_of(prompt: Any) -> str:
     """
     if isinstance(prompt, str):
         return "prompt"
-    if not hasattr(prompt, "__iter__") or isinstance(prompt, (bytes, Mapping)):
+    is_row = hasattr(prompt, "__iter__") and hasattr(prompt, "__len__")
+    if not is_row or isinstance(prompt, (bytes, Mapping)):
         raise RequestError(
             "prompt",
             f"must be text, a chat (messages), or token ids; got {type(prompt).__name__}",
@@ -53,6 +54,25 @@ def as_token_ids(values: Any) -> list[int]:
             raise RequestError("token_ids", f"position {position} holds {value!r}, not an integer")
         ids.append(number)
     return ids
+
+
+def check_fields(request_id: Any, priority: Any, cache_salt: Any) -> None:
+    """Refuse what the scheduler could not order by, or hash.
+
+    Raises:
+        RequestError: naming the field.
+    """
+    if _as_int(priority) is None:
+        raise RequestError("priority", f"must be an integer, got {priority!r}")
+    for name, text in (("request_id", request_id), ("cache_salt", cache_salt)):
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            raise RequestError(name, f"must be text, got {text!r}")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise RequestError(name, f"must be valid Unicode, got {text!r}") from None
 
 
 def _as_int(value: Any) -> int | None:

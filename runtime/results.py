@@ -65,7 +65,7 @@ class Result:
 
     prompt_token_ids: tuple[int, ...]
     num_cached_tokens: int
-    """Prompt tokens that the prefix cache served, over all samples."""
+    """Prompt tokens that the prefix cache served; further samples share the first one's blocks."""
 
     prompt_logprobs: tuple[Logprobs | None, ...] | None
     outputs: tuple[Completion, ...]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from runtime import Runtime, RuntimeConfig, SamplingParams
-from runtime.errors import RequestError
+from runtime.errors import EngineError, RequestError
+from runtime.text import TextStream
 from tests.conftest import SMOLLM2
 
 GREEDY = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
@@ -338,8 +339,78 @@ def test_samples_share_the_prompt_whether_or_not_prefixes_are_cached(smollm2_pat
     ) as runtime:
         [result] = runtime.generate([prompt], params)
         assert len({o.token_ids for o in result.outputs}) == 1
-        assert result.num_cached_tokens == 3 * 40
+        assert result.num_cached_tokens == 0
         assert runtime.stats().scheduled_tokens == 41 + 3 + 4
         assert len(result.prompt_logprobs) == 41
         again = runtime.generate([prompt], GREEDY)[0]
         assert again.num_cached_tokens == (40 if caching else 0)
+
+
+def test_a_stream_that_is_never_iterated_leaves_nothing_behind(runtime):
+    stream = runtime.stream(["Once", "Twice"], {**GREEDY, "max_tokens": 100})
+    assert runtime.has_unfinished()
+    del stream
+    assert not runtime.engine.has_unfinished()
+
+
+def test_text_that_cannot_be_made_ends_its_request_alone(runtime, monkeypatch):
+    push = TextStream.push
+
+    def fail_on_bad(self, token_id, is_stop=False):
+        if self._params_marker == 5:
+            raise UnicodeError("planted")
+        return push(self, token_id, is_stop)
+
+    init = TextStream.__init__
+
+    def mark(self, tokenizer, prompt_ids, params):
+        init(self, tokenizer, prompt_ids, params)
+        self._params_marker = params.max_tokens
+
+    monkeypatch.setattr(TextStream, "__init__", mark)
+    monkeypatch.setattr(TextStream, "push", fail_on_bad)
+    bad, good = runtime.generate(["Hello", "Hello"], [{**GREEDY, "max_tokens": 5}, GREEDY])
+    assert bad.finish_reason == "error"
+    assert "planted" in bad.error
+    assert (good.finish_reason, good.num_output_tokens) == ("length", 12)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("priority", "high"),
+        ("priority", None),
+        ("cache_salt", 5),
+        ("cache_salt", "\ud800"),
+        ("request_id", "\ud800"),
+        ("request_id", 7),
+    ],
+)
+def test_fields_that_the_scheduler_could_not_use_are_refused(runtime, field, value):
+    with pytest.raises(RequestError) as caught:
+        runtime.add_request("Hello", **{field: value})
+    assert caught.value.field == field
+    assert not runtime.has_unfinished()
+
+
+def test_ids_are_free_again_after_the_end_and_never_taken_twice(runtime):
+    runtime.add_request("Hello", request_id="x", params={**GREEDY, "n": 2})
+    for taken in ("x", "x#1"):
+        with pytest.raises(RequestError, match="already in use"):
+            runtime.add_request("Hello", request_id=taken)
+    runtime.abort("x")
+    assert runtime.step()[-1].finished.finish_reason == "abort"
+    assert runtime.add_request("Hello", request_id="x#1", params=GREEDY) == "x#1"
+    runtime.add_request("Hello", request_id="req-99999", params=GREEDY)
+    runtime.abort("x#1")
+    runtime.abort("req-99999")
+    runtime.step()
+
+
+def test_a_closed_runtime_says_so(smollm2_path):
+    runtime = make_runtime()
+    runtime.close()
+    runtime.close()
+    assert not runtime.has_unfinished()
+    with pytest.raises(EngineError, match="closed"):
+        runtime.generate("Hello")
