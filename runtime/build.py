@@ -105,6 +105,7 @@ def build_engine(config: RuntimeConfig) -> Parts:
         max_model_len=max_model_len,
         prefix_caching=config.cache.prefix_caching,
         hash_name=config.cache.hash,
+        runs_ahead=resolve_overlap(config.engine.overlap, device),
     )
     engine = Engine(
         scheduler,
@@ -127,6 +128,12 @@ def choose_device(wanted: str) -> torch.device:
         why = "this torch is a CPU build" if torch.version.cuda is None else "no device was found"
         raise ConfigError(f"engine.device: cuda was asked for, but {why}; allowed here: auto, cpu")
     return torch.device("cuda" if available and wanted != "cpu" else "cpu")
+
+
+def resolve_overlap(wanted: bool | str, device: torch.device) -> bool:
+    """Whether a step is scheduled while another one runs; auto is where that hides host work: on a
+    CPU both take turns on the same cores."""
+    return wanted if isinstance(wanted, bool) else device.type == "cuda"
 
 
 def set_threads(wanted: int | str) -> None:

@@ -1,4 +1,4 @@
-"""The step loop, on token ids: schedule, execute, update.
+"""The step loop, on token ids: schedule, launch, collect, update.
 
 Nothing here knows text or tensors.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from runtime.errors import RequestError
 from runtime.observe.stats import StepCounters
@@ -20,8 +21,16 @@ log = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
-    def execute(self, so: SchedulerOutput) -> RunnerOutput:
-        """Run one step."""
+    def launch(self, so: SchedulerOutput) -> Any:
+        """Queue one step; steps run in the order of their launch."""
+
+    def collect(self, launched: Any) -> RunnerOutput:
+        """Wait for what a step gave, oldest first."""
+
+
+class _Flight(NamedTuple):
+    so: SchedulerOutput
+    launched: Any
 
 
 class Engine:
@@ -49,7 +58,10 @@ class Engine:
         self.counters = StepCounters()
         self._check_integrity = check_integrity
         self._unfinished: set[str] = set()
-        self._pending: list[RequestOutput] = []
+        self._flights: deque[_Flight] = deque()
+        """Launched and not collected yet, oldest first."""
+        self._outputs: list[RequestOutput] = []
+        """For the next return of `step`."""
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -70,15 +82,21 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Run one step; what changed, finished requests included.
 
-        A step that fails ends the requests that were in it with an error; all others go on.
+        Where the scheduler runs ahead, a step stays in flight between two calls, and what a call
+        returns is of the one before. A step that fails ends the requests that were in it with an
+        error; all others go on.
         """
-        outputs, self._pending = self._pending, []
         started = time.perf_counter()
-        so = self.scheduler.schedule()
-        if so.num_reqs:
-            outputs += self._run(so, started)
+        has_launched = self._launch_next()
+        if not has_launched and self._flights:
+            self._collect_oldest()
+            has_launched = self._launch_next()  # what had to wait for these tokens
+        while len(self._flights) > (has_launched and self.scheduler.runs_ahead):
+            self._collect_oldest()
+        self.counters.busy_s += time.perf_counter() - started
         if self._check_integrity:
             self.scheduler.check_integrity()
+        outputs, self._outputs = self._outputs, []
         return self._noted(outputs)
 
     def finish(
@@ -93,22 +111,56 @@ class Engine:
     def has_unfinished(self) -> bool:
         return bool(self._unfinished)
 
-    def _run(self, so: SchedulerOutput, started: float) -> list[RequestOutput]:
+    def _launch_next(self) -> bool:
+        """False where there is nothing to run now."""
+        so = self.scheduler.schedule()
+        if not so.num_reqs:
+            return False
         try:
-            ro = self.runner.execute(so)
+            self._flights.append(_Flight(so, self.runner.launch(so)))
         except Exception as error:
-            log.exception(
-                "step %d failed; its %d requests end with an error", so.step_id, so.num_reqs
+            while self._flights:  # they ran before it
+                self._collect_oldest()
+            self._fail([so], error)
+        except BaseException:
+            self._interrupt(so)
+            raise
+        return True
+
+    def _collect_oldest(self) -> None:
+        so, launched = self._flights.popleft()
+        try:
+            ro = self.runner.collect(launched)
+        except Exception as error:
+            # those behind it build on its K/V
+            later = [flight.so for flight in self._flights]
+            self._flights.clear()
+            self._fail([so, *later], error)
+        except BaseException:
+            self._flights.appendleft(_Flight(so, launched))
+            self._interrupt()
+            raise
+        else:
+            self._outputs += self.scheduler.update_from_output(so, ro)
+            self.counters.count(ro.shape)
+
+    def _fail(self, steps: list[SchedulerOutput], error: Exception) -> None:
+        for so in steps:
+            log.error(
+                "step %d failed; its %d requests end with an error",
+                so.step_id,
+                so.num_reqs,
+                exc_info=error,
             )
             self.counters.failed_steps += 1
-            return self.scheduler.fail_step(so, f"step failed: {type(error).__name__}: {error}")
-        except BaseException:
-            # An interrupt inside a step: leave the scheduler consistent, and let the caller stop.
-            self._pending = self.scheduler.fail_step(so, "interrupted")
-            raise
-        outputs = self.scheduler.update_from_output(so, ro)
-        self.counters.count(ro.shape, time.perf_counter() - started)
-        return outputs
+            why = f"step failed: {type(error).__name__}: {error}"
+            self._outputs += self.scheduler.fail_step(so, why)
+
+    def _interrupt(self, *steps: SchedulerOutput) -> None:
+        """Leave the scheduler consistent, so that the caller may stop, or go on."""
+        for so in (*(flight.so for flight in self._flights), *steps):
+            self._outputs += self.scheduler.fail_step(so, "interrupted")
+        self._flights.clear()
 
     def _noted(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
         self._unfinished.difference_update(

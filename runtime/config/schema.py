@@ -137,6 +137,10 @@ class EngineConfig(Section):
     threads: PositiveInt | Auto = Field(
         "auto", description="CPU threads of the forward; auto: what the cgroup grants"
     )
+    overlap: bool | Auto = Field(
+        "auto",
+        description="schedule and launch a step while the one before runs; auto: on for CUDA",
+    )
     check_integrity: bool = Field(
         False, description="check pool and scheduler after every step (slow)"
     )

@@ -24,14 +24,13 @@ class StepCounters:
     eager_reasons: Counter[str] = field(default_factory=Counter)
     busy_s: float = 0.0
 
-    def count(self, shape: StepShape, seconds: float) -> None:
+    def count(self, shape: StepShape) -> None:
         self.steps += 1
         self.tokens += shape.num_tokens
         self.padded_tokens += shape.num_tokens_padded
         self.kinds[shape.kind] += 1
         if shape.eager_reason:
             self.eager_reasons[shape.eager_reason] += 1
-        self.busy_s += seconds
 
     @property
     def padding_share(self) -> float:
@@ -56,6 +55,10 @@ class RuntimeStats:
     mixed_steps: int
     """steps with both a prompt chunk and a decode"""
     failed_steps: int
+    steps_ahead: int
+    """steps that were scheduled and launched while another one ran"""
+    wait_reasons: dict[str, int]
+    """why others could not be"""
     scheduled_tokens: int
     padded_tokens: int
     padding_share: float

@@ -1,6 +1,8 @@
-"""Persistent inputs of a step: one host block of memory, one device block, one copy between them.
+"""Persistent inputs of a step: one device block of memory, host blocks of the same layout, one copy
+to the device a step.
 
-Views of both are made once, so every step, and every captured graph, sees the same addresses.
+Views are made once, so every step, and every captured graph, sees the same device addresses. Two
+host blocks take turns: while the device may still read one, the next step is written to the other.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from attention_backends import NULL_BLOCK
 
 Int64Array = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
+_Sizes = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,10 @@ class HostViews:
     """[Tmax]."""
     slot_mapping: Int64Array
     """[Tmax]."""
+    feed_from: Int64Array
+    """[Rmax], indexes into the tokens that the step before samples."""
+    feed_to: Int64Array
+    """[Rmax], where they go in input_ids."""
     input_ids: Int32Array
     """[Tmax]."""
     logits_indices: Int32Array
@@ -44,6 +51,8 @@ class DeviceViews:
 
     positions: Tensor
     slot_mapping: Tensor
+    feed_from: Tensor
+    feed_to: Tensor
     input_ids: Tensor
     logits_indices: Tensor
     seq_lens: Tensor
@@ -51,13 +60,41 @@ class DeviceViews:
     block_table: Tensor
 
 
+class _Side:
+    """A host block, and whether the device has read it."""
+
+    def __init__(self, sizes: _Sizes, *, is_pinned: bool) -> None:
+        self.block = torch.zeros(_num_bytes(sizes), dtype=torch.uint8, pin_memory=is_pinned)
+        views = _carve(self.block, sizes)
+        self.views = HostViews(**{name: view.numpy() for name, view in views.items()})
+        self.used_width = 0
+        self._copied = torch.cuda.Event() if is_pinned else None
+        self._is_read = True
+
+    def wait(self) -> None:
+        """Until the device has read what was copied last."""
+        if self._copied is not None and not self._is_read:
+            self._copied.synchronize()
+        self._is_read = True
+
+    def copy_to(self, device_block: Tensor, num_bytes: int) -> None:
+        device_block[:num_bytes].copy_(self.block[:num_bytes], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+            self._is_read = False
+
+
 class InputBuffers:
-    """The one staging block.
+    """The device block and its host blocks; on the CPU they are one and the same.
 
     Args:
         max_tokens: Tmax, the largest padded step.
         max_reqs: Rmax, the largest padded number of requests, tail request included.
         max_blocks: M, columns of the block table.
+
+    Attributes:
+        host: views of the host block whose turn it is.
+        device: views of the device block.
     """
 
     def __init__(
@@ -66,53 +103,59 @@ class InputBuffers:
         sizes = {
             "positions": (torch.int64, (max_tokens,)),
             "slot_mapping": (torch.int64, (max_tokens,)),
+            "feed_from": (torch.int64, (max_reqs,)),
+            "feed_to": (torch.int64, (max_reqs,)),
             "input_ids": (torch.int32, (max_tokens,)),
             "logits_indices": (torch.int32, (max_reqs,)),
             "seq_lens": (torch.int32, (max_reqs,)),
             "query_start_loc": (torch.int32, (max_reqs + 1,)),
             "block_table": (torch.int32, (max_reqs, max_blocks)),
         }
-        nbytes = sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in sizes.values())
-        on_gpu = device.type == "cuda"
-        self._host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=on_gpu)
-        self._device = self._host.to(device, copy=True) if device.type != "cpu" else self._host
-        self._copied = torch.cuda.Event() if on_gpu else None
-        self._copy_pending = False
-
-        host_views = _carve(self._host, sizes)
-        self.host = HostViews(**{name: view.numpy() for name, view in host_views.items()})
-        self.device = DeviceViews(**_carve(self._device, sizes))
-        self._table_offset = nbytes - host_views["block_table"].nbytes
+        is_staged = device.type != "cpu"
+        self._sides = [_Side(sizes, is_pinned=device.type == "cuda") for _ in range(1 + is_staged)]
+        self._side = self._sides[0]
+        self._device = self._side.block.to(device, copy=True) if is_staged else None
+        self.host = self._side.views
+        self.device = DeviceViews(
+            **_carve(self._side.block if self._device is None else self._device, sizes)
+        )
         self._row_bytes = 4 * max_blocks
-        self._used_width = 0
+        self._table_offset = _num_bytes(sizes) - max_reqs * self._row_bytes
 
-    def wait(self) -> None:
-        """Before the host block is written again: the copy of the last step must have read it."""
-        if self._copied is not None and self._copy_pending:
-            self._copied.synchronize()
-            self._copy_pending = False
+    def turn(self) -> None:
+        """Before a step is written: take the next host block, once the device has read it."""
+        self._sides.append(self._sides.pop(0))
+        self._side = self._sides[0]
+        self._side.wait()
+        self.host = self._side.views
 
     def copy_to_device(self, num_reqs: int) -> None:
         """One copy, up to the last used row of the block table; nothing on the CPU."""
-        if self._device is self._host:
-            return
-        nbytes = self._table_offset + num_reqs * self._row_bytes
-        self._device[:nbytes].copy_(self._host[:nbytes], non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
-            self._copy_pending = True
+        if self._device is not None:
+            self._side.copy_to(self._device, self._table_offset + num_reqs * self._row_bytes)
+
+    def feed(self, sampled: Tensor, num_fed: int) -> None:
+        """Put tokens that the step before samples where `feed_to` says; what is none becomes 0.
+
+        Args:
+            sampled: [S'] int32 on the device.
+        """
+        tokens = sampled.index_select(0, self.device.feed_from[:num_fed]).clamp_(min=0)
+        self.device.input_ids.index_copy_(0, self.device.feed_to[:num_fed], tokens)
 
     def set_table_width(self, width: int) -> None:
         """Say how many columns this step writes; what wider steps left behind becomes
         NULL_BLOCK."""
-        if width < self._used_width:
-            self.host.block_table[:, width : self._used_width] = NULL_BLOCK
-        self._used_width = width
+        if width < self._side.used_width:
+            self.host.block_table[:, width : self._side.used_width] = NULL_BLOCK
+        self._side.used_width = width
 
 
-def _carve(
-    block: Tensor, sizes: dict[str, tuple[torch.dtype, tuple[int, ...]]]
-) -> dict[str, Tensor]:
+def _num_bytes(sizes: _Sizes) -> int:
+    return sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in sizes.values())
+
+
+def _carve(block: Tensor, sizes: _Sizes) -> dict[str, Tensor]:
     """Views of one byte tensor, 64-bit fields first, so that each is aligned."""
     views, start = {}, 0
     for name, (dtype, shape) in sizes.items():

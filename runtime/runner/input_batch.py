@@ -18,7 +18,7 @@ from attention_backends import NULL_BLOCK, TRASH_BLOCK, AttentionBatch
 from graphs import GraphKey, Kind
 from runtime.runner.buffers import HostViews, InputBuffers
 from runtime.runner.states import RequestStates, slots_of
-from runtime.step import IntArray, SchedulerOutput
+from runtime.step import BoolArray, IntArray, SchedulerOutput
 
 
 class PromptSpan(NamedTuple):
@@ -81,13 +81,22 @@ class InputBatch:
 
     @classmethod
     def build(
-        cls, so: SchedulerOutput, states: RequestStates, buffers: InputBuffers, key: GraphKey
+        cls,
+        so: SchedulerOutput,
+        states: RequestStates,
+        buffers: InputBuffers,
+        key: GraphKey,
+        sampled: Tensor | None = None,
     ) -> InputBatch:
         """Fill the buffers with the step, pad them to the key's sizes, copy them to the device.
 
         A step without requests, padded, is the legal dummy that graphs are captured with.
+
+        Args:
+            sampled: [S'] int32 on the device, what the step before samples; needed where the step
+                has `feeds`.
         """
-        buffers.wait()
+        buffers.turn()
         host = buffers.host
         rows, computed, scheduled = so.rows, so.num_computed_tokens, so.num_scheduled_tokens
         num_reqs, num_tokens = len(rows), int(scheduled.sum())
@@ -110,7 +119,11 @@ class InputBatch:
         max_query_len = int(scheduled.max()) if num_reqs else 0
         max_seq_len = int(total.max()) if num_reqs else 0
         longest = _pad(host, key.kind, num_tokens, num_reqs, size, states.block_size)
+        num_fed = 0 if so.feeds is None else _note_feeds(host, states, rows, so.feeds)
         buffers.copy_to_device(size.num_reqs)
+        if num_fed:
+            assert sampled is not None, "tokens to feed, and no step that samples them"
+            buffers.feed(sampled, num_fed)
 
         T, R, device = size.num_tokens, size.num_reqs, buffers.device
         return cls(
@@ -192,6 +205,14 @@ def _fill_ragged(
     host.slot_mapping[:num_tokens] = slots_of(
         states.block_table, token_rows, positions, states.block_size
     )
+
+
+def _note_feeds(host: HostViews, states: RequestStates, rows: IntArray, feeds: BoolArray) -> int:
+    """Where the tokens that the host does not know come from and go to; how many there are."""
+    fed_rows = rows[feeds]
+    host.feed_from[: len(fed_rows)] = states.sample_index[fed_rows]
+    host.feed_to[: len(fed_rows)] = host.query_start_loc[: len(rows)][feeds]
+    return len(fed_rows)
 
 
 def _pad(

@@ -24,8 +24,9 @@ from runtime.runner import canary
 from runtime.runner.buffers import InputBuffers
 from runtime.runner.forward import AttentionOutputs, Forward
 from runtime.runner.input_batch import InputBatch
+from runtime.runner.launched import Launched, Samples
 from runtime.runner.states import RequestStates
-from runtime.sampling import Sampler, SamplerOutput
+from runtime.sampling import Sampler
 from runtime.step import Logprobs, NewRow, RunnerOutput, SchedulerOutput, StepShape
 
 if TYPE_CHECKING:
@@ -94,36 +95,64 @@ class ModelRunner:
         self.kv = self.backend.allocate_kv(num_blocks + NUM_RESERVED_BLOCKS)
         self._outputs = AttentionOutputs(shapes, max_tokens, device)
         self._captured: dict[GraphKey, Forward] = {}
+        self._sampled: Tensor | None = None
+        """[S] int32 on the device, of the step that was launched last"""
         self._max_model_len = max_model_len
         if capture:
             self._capture_graphs()
 
-    @torch.inference_mode()
     def execute(self, so: SchedulerOutput) -> RunnerOutput:
-        """Run one step.
+        """Run one step, to its tokens."""
+        return self.collect(self.launch(so))
 
-        A step without requests only follows the freed rows.
+    @torch.inference_mode()
+    def launch(self, so: SchedulerOutput) -> Launched:
+        """Queue one step on the device; the host waits for none of it, but for log-probabilities
+        of a prompt.
+
+        Steps run in the order of their launch. A step without requests only follows the freed
+        rows.
         """
         self._apply(so)
         if not so.num_reqs:
-            return RunnerOutput(np.zeros(0, np.int32), StepShape(0, 0, 0, 0, Kind.EAGER.value))
+            self._sampled = None
+            return Launched(StepShape(0, 0, 0, 0, Kind.EAGER.value))
         key = self.graphs.dispatch(
             so.num_tokens,
             so.num_reqs,
             int(so.num_scheduled_tokens.max()),
             int((so.num_computed_tokens + so.num_scheduled_tokens).max()),
         )
-        batch = InputBatch.build(so, self.states, self._buffers, key)
-        shape = _shape_of(batch)
+        batch = InputBatch.build(so, self.states, self._buffers, key, self._sampled)
+        launched = Launched(_shape_of(batch))
         self.sampler.prepare(batch.sample_rows, batch.sample_positions)
         if self._padding_canary and batch.is_padded:
             hidden, batch = self._run_with_canary(so, batch)
         else:
             hidden = self._run(batch)
-        prompt_logprobs = self._prompt_logprobs(hidden, batch)
-        sampled = self._sample(hidden, batch)
+        launched.prompt_logprobs = self._prompt_logprobs(hidden, batch)
+        self._sampled = None
+        if len(batch.sample_rows):
+            launched.samples = self._sample(hidden, batch)
+            self._sampled = launched.samples.pending.token_ids
+        return launched
+
+    def collect(self, launched: Launched) -> RunnerOutput:
+        """Wait for a step's tokens, in the order of the launches, and note them."""
+        samples = launched.samples
+        if samples is None:
+            return RunnerOutput(
+                np.zeros(0, np.int32), launched.shape, prompt_logprobs=launched.prompt_logprobs
+            )
+        found = samples.pending.read()
+        self.states.write_tokens(samples.rows, samples.positions, found.token_ids, samples.tenancy)
         return RunnerOutput(
-            sampled.token_ids, shape, sampled.errors, sampled.logprobs, prompt_logprobs
+            found.token_ids,
+            launched.shape,
+            found.errors,
+            found.logprobs,
+            launched.prompt_logprobs,
+            found.late,
         )
 
     @torch.inference_mode()
@@ -191,14 +220,12 @@ class ModelRunner:
     def _forward(self, batch: InputBatch, plan: Plan) -> Forward:
         return Forward(self._model, self.backend, self.kv, self._outputs, batch, plan)
 
-    def _sample(self, hidden: Tensor, batch: InputBatch) -> SamplerOutput:
+    def _sample(self, hidden: Tensor, batch: InputBatch) -> Samples:
         rows, positions = batch.sample_rows, batch.sample_positions
-        if not len(rows):
-            return SamplerOutput(np.zeros(0, np.int32))
         logits = self._model.compute_logits(hidden.index_select(0, batch.logits_indices))
-        sampled = self.sampler.sample(logits, rows, positions)
-        self.states.write_tokens(rows, positions, sampled.token_ids)
-        return sampled
+        pending = self.sampler.launch(logits, rows, positions)
+        self.states.note_samples(rows)
+        return Samples(rows, positions, self.states.tenancy[rows], pending)
 
     def _prompt_logprobs(self, hidden: Tensor, batch: InputBatch) -> dict[int, list[Logprobs]]:
         found: dict[int, list[Logprobs]] = {}
@@ -248,7 +275,7 @@ class ModelRunner:
         padded = canary.Trace(self._run(batch, num_tokens), self.kv, slots)
         canary.clear_trash(self.kv)
         exact_key = GraphKey(Kind.EAGER, num_tokens, batch.num_reqs)
-        exact_batch = InputBatch.build(so, self.states, self._buffers, exact_key)
+        exact_batch = InputBatch.build(so, self.states, self._buffers, exact_key, self._sampled)
         exact = canary.Trace(self._run(exact_batch), self.kv, slots)
         canary.compare(padded, exact, self.kv, f"{batch.key} with {num_tokens} real tokens")
         return padded.hidden, exact_batch

@@ -14,6 +14,8 @@ import numpy.typing as npt
 from attention_backends import NULL_BLOCK
 from runtime.step import IntArray, NewRow, SchedulerOutput
 
+Int64Array = npt.NDArray[np.int64]
+
 
 class RequestStates:
     """Tokens and blocks of every row.
@@ -23,6 +25,9 @@ class RequestStates:
             that were never used are not resident.
         block_table: [max_num_seqs, M] int32; entries past a row's blocks are NULL_BLOCK.
         num_blocks: [max_num_seqs] int32.
+        tenancy: [max_num_seqs] int64, grows when a row changes hands.
+        sample_index: [max_num_seqs] int64, the place of each row's token among those of the last
+            step that sampled it.
         prompt_logprobs: row -> length of the prompt, of the rows that asked for log-probabilities
             of their prompt.
     """
@@ -35,6 +40,8 @@ class RequestStates:
         if NULL_BLOCK:
             self.block_table[:] = NULL_BLOCK
         self.num_blocks: IntArray = np.zeros(max_num_seqs, np.int32)
+        self.tenancy: Int64Array = np.zeros(max_num_seqs, np.int64)
+        self.sample_index: Int64Array = np.zeros(max_num_seqs, np.int64)
         self.prompt_logprobs: dict[int, int] = {}
 
     def apply(self, so: SchedulerOutput) -> None:
@@ -46,13 +53,32 @@ class RequestStates:
         if so.new_block_ids:
             self._append_blocks(so.new_block_ids)
 
-    def write_tokens(self, rows: IntArray, positions: IntArray, token_ids: IntArray) -> None:
-        """Note the sampled tokens [S] at their positions, so that the next step can run them."""
+    def note_samples(self, rows: IntArray) -> None:
+        """A step samples for these rows [S], in this order."""
+        self.sample_index[rows] = np.arange(len(rows))
+
+    def write_tokens(
+        self,
+        rows: IntArray,
+        positions: IntArray,
+        token_ids: IntArray,
+        tenancy: Int64Array | None = None,
+    ) -> None:
+        """Note the sampled tokens [S] at their positions, so that a later step can run them.
+
+        Args:
+            tenancy: [S] of the rows when their step was launched: those that have changed hands
+                since are left alone.
+        """
+        if tenancy is not None:
+            is_same = self.tenancy[rows] == tenancy
+            rows, positions, token_ids = rows[is_same], positions[is_same], token_ids[is_same]
         self.token_ids[rows, positions] = token_ids
 
     def _drop(self, row: int) -> None:
         self.block_table[row, : self.num_blocks[row]] = NULL_BLOCK
         self.num_blocks[row] = 0
+        self.tenancy[row] += 1
         self.prompt_logprobs.pop(row, None)
 
     def _add(self, new: NewRow) -> None:

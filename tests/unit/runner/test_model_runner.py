@@ -30,14 +30,14 @@ def dense_logits(loaded, tokens):
 
 def logged(runner, monkeypatch):
     """Record (row, position) -> logits of every row that is sampled."""
-    seen, sample = {}, runner.sampler.sample
+    seen, launch = {}, runner.sampler.launch
 
     def recording(logits, rows, num_tokens):
         for row, position, values in zip(rows.tolist(), num_tokens.tolist(), logits, strict=True):
             seen[row, position] = values.clone()
-        return sample(logits, rows, num_tokens)
+        return launch(logits, rows, num_tokens)
 
-    monkeypatch.setattr(runner.sampler, "sample", recording)
+    monkeypatch.setattr(runner.sampler, "launch", recording)
     return seen
 
 
