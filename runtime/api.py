@@ -164,8 +164,12 @@ class Runtime:
         priority: int = 0,
         cache_salt: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        arrival_s: float | None = None,
     ) -> str:
         """Queue one request and return its id.
+
+        Args:
+            arrival_s: when it came, on time.perf_counter's clock; None is now.
 
         Raises:
             RequestError: naming the field; the engine and every other request are unharmed.
@@ -186,6 +190,7 @@ class Runtime:
             sample = Request(
                 name, ids, child, parts.spec.eos_token_ids, priority, cache_salt, group
             )
+            sample.arrival_s = sample.arrival_s if arrival_s is None else arrival_s
             parts.engine.check(sample)
             stream = TextStream(parts.tokenizer, ids, child) if parts.tokenizer else None
             samples.append(LiveSample(sample, stream))

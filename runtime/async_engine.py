@@ -8,6 +8,7 @@ of its requests.
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
@@ -105,8 +106,9 @@ class AsyncRuntime:
             RequestError: a prompt or field that cannot be served.
             EngineError: the engine has stopped.
         """
-        box = Mailbox(asyncio.get_running_loop())
-        self._engine.add(box, lambda runtime: runtime.add_request(prompt, params=params, **request))
+        box = Mailbox(asyncio.get_running_loop(), request.get("request_id"))
+        enter = partial(_enter, prompt, {"params": params, **request}, time.perf_counter())
+        self._engine.add(box, enter)
         try:
             while True:
                 for delta in merged(await box.take()):
@@ -132,7 +134,7 @@ class AsyncRuntime:
 
     async def abort(self, request_id: str) -> None:
         """End a request now; its reader gets a last delta with finish_reason "abort"."""
-        await self.call(lambda runtime: runtime.abort(request_id))
+        await asyncio.wrap_future(self._engine.abort(request_id))
 
     async def reset_prefix_cache(self) -> bool:
         """See Runtime.reset_prefix_cache."""
@@ -145,6 +147,12 @@ class AsyncRuntime:
     async def call(self, function: Callable[[Runtime], T]) -> T:
         """Run a function of the runtime between two steps; what it raises is raised here only."""
         return await asyncio.wrap_future(self._engine.call(function))
+
+
+def _enter(
+    prompt: Prompt | None, request: dict[str, Any], arrival_s: float, runtime: Runtime
+) -> str:
+    return runtime.add_request(prompt, arrival_s=arrival_s, **request)
 
 
 def merged(deltas: list[Delta]) -> list[Delta]:

@@ -60,6 +60,7 @@ def build_engine(config: RuntimeConfig) -> Parts:
     tokenizer = load_tokenizer(config.model)
     loaded = load_model(config.model, device)
     spec = loaded.spec
+    num_ids = min(spec.vocab_size, tokenizer.num_ids) if tokenizer else spec.vocab_size
     grammars = Grammars(tokenizer, spec.vocab_size, spec.eos_token_ids) if tokenizer else None
     wanted = config.cache.block_size
     choice = choose_backend(
@@ -72,7 +73,7 @@ def build_engine(config: RuntimeConfig) -> Parts:
     make_sampler = partial(
         Sampler,
         tokenizer=tokenizer,
-        num_valid_ids=min(spec.vocab_size, tokenizer.num_ids) if tokenizer else None,
+        num_valid_ids=num_ids,
         grammars=grammars,
     )
     footprint = None
@@ -110,7 +111,7 @@ def build_engine(config: RuntimeConfig) -> Parts:
     engine = Engine(
         scheduler,
         runner,
-        vocab_size=spec.vocab_size,
+        vocab_size=num_ids,
         max_model_len=max_model_len,
         check_integrity=config.engine.check_integrity,
     )

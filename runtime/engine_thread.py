@@ -30,8 +30,10 @@ def renewed(error: BaseException) -> BaseException:
 class Mailbox:
     """What one request has for its reader. Filled by the engine thread, emptied in its loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, wanted_id: str | None = None) -> None:
         self.loop = loop
+        self.wanted_id = wanted_id
+        """The id that the client asked for; it has none before it enters the runtime."""
         self.is_left = False
         self.request_id: str | None = None
         self._deltas: deque[Delta] = deque()
@@ -110,10 +112,14 @@ class EngineThread:
 
         self.call(enter).add_done_callback(tell)
 
+    def abort(self, request_id: str) -> Future[None]:
+        """End a request; unknown and ended ids are ignored."""
+        return self.call(lambda runtime: self._abort(runtime, request_id))
+
     def leave(self, box: Mailbox) -> None:
         """End a request whose reader has gone, if it still runs."""
         box.is_left = True
-        if box.request_id in self._boxes or box.request_id is None:
+        if box.request_id is None or self._boxes.get(box.request_id) is box:
             self.call(lambda runtime: self._forget(runtime, box))
 
     def stop(self) -> None:
@@ -160,20 +166,38 @@ class EngineThread:
                 answer.set_result(function(runtime))
             except Exception as error:
                 answer.set_exception(error)
+            except BaseException as error:  # the engine dies of it; its caller is answered first
+                answer.set_exception(_crash(error))
+                raise
 
     def _admit(self, runtime: Runtime) -> None:
         while self._outside and len(self._boxes) < self._max_inflight:
             box, add_request = self._outside.popleft()
-            if box.is_left:
-                continue
-            try:
-                request_id = add_request(runtime)
-            except Exception as error:
-                box.fail(error)
-                self._wake(runtime, [box])
-            else:
-                self._boxes[request_id] = box
-                box.request_id = request_id  # last: `leave` reads both without a lock
+            if not box.is_left:
+                self._enter(runtime, box, add_request)
+
+    def _enter(self, runtime: Runtime, box: Mailbox, add_request: AddRequest) -> None:
+        try:
+            request_id = add_request(runtime)
+        except Exception as error:
+            box.fail(error)
+            self._wake(runtime, [box])
+        except BaseException as error:  # the engine dies of it; its reader is answered first
+            box.fail(_crash(error))
+            self._wake(runtime, [box])
+            raise
+        else:
+            self._boxes[request_id] = box
+            box.request_id = request_id  # last: `leave` reads both without a lock
+
+    def _abort(self, runtime: Runtime, request_id: str) -> None:
+        """Ends a request, also one that still waits to enter: it enters first, for its end."""
+        for waiting in self._outside:
+            if waiting[0].wanted_id == request_id:
+                self._outside.remove(waiting)
+                self._enter(runtime, *waiting)
+                break
+        runtime.abort(request_id)
 
     def _deliver(self, runtime: Runtime, deltas: list[Delta]) -> None:
         woken: dict[int, Mailbox] = {}
@@ -200,7 +224,8 @@ class EngineThread:
                         self._forget(runtime, box)
 
     def _forget(self, runtime: Runtime, box: Mailbox) -> None:
-        if box.request_id is not None and self._boxes.pop(box.request_id, None) is not None:
+        if box.request_id is not None and self._boxes.get(box.request_id) is box:
+            del self._boxes[box.request_id]
             runtime.abort(box.request_id)
 
     def _end_all(self, runtime: Runtime) -> None:

@@ -16,6 +16,9 @@ from runtime.errors import RequestError
 GREEDY_BELOW = 1e-5
 """A temperature under this is greedy."""
 
+MAX_SAMPLES = 16384
+"""The largest `n`."""
+
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
@@ -169,7 +172,7 @@ def _check_ranges(p: SamplingParams) -> None:
     _number(p, "presence_penalty", "in [-2, 2]", lambda v: -2 <= v <= 2)
     _number(p, "frequency_penalty", "in [-2, 2]", lambda v: -2 <= v <= 2)
     _number(p, "repetition_penalty", "a finite number > 0", lambda v: v > 0)
-    _integer(p, "n", "an integer >= 1", lambda v: v >= 1)
+    _integer(p, "n", f"an integer in [1, {MAX_SAMPLES}]", lambda v: 1 <= v <= MAX_SAMPLES)
     _integer(p, "top_k", "an integer >= -1 (0 and -1 are off)", lambda v: v >= -1)
     _integer(p, "max_tokens", "an integer >= 1", lambda v: v >= 1)
     _integer(
@@ -246,4 +249,9 @@ def _is_int(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int beyond every float
+        return False

@@ -468,3 +468,54 @@ def test_a_runtime_that_is_forgotten_stops_its_thread(config):
     gc.collect()
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_a_request_that_waits_outside_can_be_aborted_and_its_wait_counts(config):
+    async def scenario():
+        async with AsyncRuntime(config, max_inflight=1) as runtime:
+            first = asyncio.create_task(runtime.generate("hello", {**GREEDY, "max_tokens": 30}))
+            await asyncio.sleep(0)
+            aborted = asyncio.create_task(runtime.generate("hello", LONG, request_id="b"))
+            waiting = asyncio.create_task(runtime.generate("hello", GREEDY))
+            await asyncio.sleep(0)
+            await runtime.abort("b")
+            return await asyncio.gather(first, aborted, waiting)
+
+    first, aborted, waiting = run(scenario())
+    assert first.finish_reason == "length"
+    assert (aborted.finish_reason, aborted.token_ids) == ("abort", ())
+    assert waiting.finish_reason == "length"
+    assert waiting.timing.queue_s > 0.5 * first.timing.e2e_s
+
+
+def test_a_finished_reader_does_not_end_the_next_request_of_the_same_id(config):
+    async def scenario():
+        async with AsyncRuntime(config) as runtime:
+            old = runtime.stream("hello", {**GREEDY, "max_tokens": 1}, request_id="same")
+            last = await anext(old)
+            assert last.finished is not None
+            new = asyncio.create_task(runtime.generate("hello", GREEDY, request_id="same"))
+            await asyncio.sleep(0)
+            await old.aclose()
+            return await new
+
+    assert run(scenario()).finish_reason == "length"
+
+
+def test_a_panic_answers_the_client_that_caused_it(config):
+    class PanicError(BaseException):
+        pass
+
+    def panic(_):
+        raise PanicError("planted")
+
+    async def scenario():
+        runtime = AsyncRuntime(config)
+        await runtime.ready()
+        with pytest.raises(EngineError, match="planted"):
+            await runtime.call(panic)
+        with pytest.raises(EngineError, match="planted"):
+            await runtime.generate("hello", GREEDY)
+        await runtime.aclose()
+
+    run(scenario())
