@@ -93,6 +93,9 @@ class PrefixCache:
             block_keys.append(self._hasher.key(parent.key, tokens, extra))
         key = block_keys[index]
         prefix = self._by_key.get(key)
+        if prefix is not None and not self._is_reachable(prefix):
+            self._remove(prefix)
+            prefix = None
         if prefix is None:
             prefix = self._by_key[key] = CachedPrefix(key, parent, tokens, extra)
         elif not prefix.is_same(parent, tokens, extra):
@@ -125,6 +128,19 @@ class PrefixCache:
         carried = sum(prefix is not None for prefix in self._of_block)
         listed = sum(len(prefix.block_ids) for prefix in self._by_key.values())
         assert carried == listed, f"prefix cache: {carried} blocks carry keys, {listed} are listed"
+
+    def _is_reachable(self, prefix: CachedPrefix) -> bool:
+        """Whether `find` can come to it: its parent may have lost its blocks, and been made anew as
+        another object.
+        """
+        parent = prefix.parent
+        return parent is self.root or (
+            parent is not None and self._by_key.get(parent.key) is parent
+        )
+
+    def _remove(self, prefix: CachedPrefix) -> None:
+        for block_id in list(prefix.block_ids):
+            self.drop(block_id)
 
     def _extend_keys(self, block_keys: list[bytes], token_ids: list[int], extra: bytes) -> None:
         index = len(block_keys)

@@ -209,6 +209,18 @@ def test_dropped_keys_are_not_found_and_their_holders_keep_the_blocks():
     pool.check_integrity([request.block_ids])
 
 
+def test_children_of_a_parent_made_anew_are_made_anew_and_found():
+    pool = make_pool(num_blocks=12)
+    tokens = list(range(12))
+    old = held(pool, tokens)
+    pool.drop_keys(old.block_ids[:1])  # the first block alone: its children are orphans
+    assert pool.find_prefix(probe([*tokens, 99])).block_ids == []
+    new = held(pool, tokens)
+    assert pool.find_prefix(probe([*tokens, 99])).block_ids == new.block_ids
+    pool.check_integrity([old.block_ids, new.block_ids])
+    assert [pool.key_of(block_id) for block_id in old.block_ids] == [None] * 3
+
+
 def test_reset_is_refused_while_blocks_are_in_use():
     pool = make_pool()
     request = held(pool, list(range(8)))
