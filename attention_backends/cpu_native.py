@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import wrap_torch_function
 
 from attention_backends._host_memory import lazy_zeros
 from attention_backends._interface import (
@@ -29,6 +30,7 @@ from attention_backends._interface import (
 )
 from attention_backends._native import (
     NativeBuildError,
+    NativeKernel,
     NativeLibrary,
     NativeSource,
     launch,
@@ -37,6 +39,7 @@ from attention_backends._native import (
 from attention_backends._native.attention_args import (
     CHUNK_KEYS,
     DTYPES,
+    HEADER_WORDS,
     ITEM_FIELDS,
     MERGE_FIELDS,
     TILE_ROWS,
@@ -63,13 +66,23 @@ class WorkKind(NamedTuple):
     """Query heads of a K/V head."""
 
 
-@dataclass(slots=True)
 class Work:
-    """The items of one kind of layer, in arrays whose addresses stay."""
+    """The items of one kind of layer, at addresses that stay.
 
-    header: PlanHeader
-    items: np.ndarray
-    merges: np.ndarray
+    Attributes:
+        memory: the header, then all else; what a captured call is given.
+        header: its first bytes.
+    """
+
+    def __init__(self, max_items: int, max_merges: int, max_partial_rows: int) -> None:
+        words = HEADER_WORDS + max_items * ITEM_FIELDS + max_merges * MERGE_FIELDS
+        self.memory = torch.zeros(words, dtype=torch.int32)
+        address = self.memory.data_ptr()
+        self.header = PlanHeader.from_address(address)
+        self.header.max_items, self.header.max_merges = max_items, max_merges
+        self.header.max_partial_rows = max_partial_rows
+        self.header.items = address + 4 * HEADER_WORDS
+        self.header.merges = self.header.items + 4 * max_items * ITEM_FIELDS
 
 
 @dataclass(slots=True)
@@ -104,14 +117,14 @@ class Backend:
         self._num_threads = torch.get_num_threads()
         library = load_library(SOURCE, isa)
         self.isa = library.isa
-        self._attend = library.kernel("stepgraph_attention")
+        self._kernel = library.kernel("stepgraph_attention")
         self._plan = _planner(library)
         self._row_floats = max(shape.head_dim for shape in shapes) + 2
         self._partials = torch.empty(0)
         self._max_model_len = 0
         self._workspace, workspace_bytes = self._allocate_workspace(library)
         self._templates = [
-            self._args_of(shape, kind, workspace_bytes)
+            self._template(shape, kind, workspace_bytes)
             for shape, kind in zip(self._shapes, self._kinds, strict=True)
         ]
 
@@ -143,20 +156,19 @@ class Backend:
         return plan
 
     def attend(self, layer: int, q: Tensor, kv: LayerKV, out: Tensor, plan: StepPlan) -> None:
-        if q.stride(2) != 1:
-            q = q.contiguous()
-        args = AttendArgs.from_buffer_copy(self._templates[layer])
-        args.plan = ctypes.addressof(plan.work[self._kinds[layer]].header)
-        args.q, args.out = q.data_ptr(), out.data_ptr()
-        args.k, args.v = kv.k.data_ptr(), kv.v.data_ptr()
-        args.q_token, args.q_head, _ = q.stride()
-        args.out_token, args.out_head, _ = out.stride()
-        args.kv_block, args.kv_token, args.kv_head, _ = kv.k.stride()
-        args.block_table, args.table_row = plan.block_table.data_ptr(), plan.block_table.stride(0)
-        args.partials = plan.partials.data_ptr()
-        args.out_tokens = len(out)
-        tensors = (q, out, kv.k, kv.v, plan.block_table, plan.partials, self._workspace)
-        launch(self._attend, args, tensors, self._num_threads)
+        _attend(
+            self._kernel.address,
+            self._templates[layer],
+            q if q.stride(2) == 1 else q.contiguous(),
+            out,
+            kv.k,
+            kv.v,
+            plan.work[self._kinds[layer]].memory,
+            plan.block_table,
+            plan.partials,
+            self._workspace,
+            self._num_threads,
+        )
 
     def reserve(self, buckets: Sequence[Bucket], max_model_len: int) -> int:
         """Partial results; the rest is made by `open_bucket`, and counted here."""
@@ -165,7 +177,7 @@ class Backend:
         for bucket in buckets:
             for kind in dict.fromkeys(self._kinds):
                 work = self._new_work(kind, _most_tiles(bucket, kind), max_model_len)
-                num_bytes += work.items.nbytes + work.merges.nbytes
+                num_bytes += work.memory.nbytes
         return num_bytes + self._partials.nbytes
 
     def open_bucket(self, bucket: Bucket, batch: AttentionBatch) -> StepPlan:
@@ -206,25 +218,17 @@ class Backend:
             if not self._plan(ctypes.byref(args)):
                 raise ValueError(
                     f"cpu_native: a step of {batch.num_tokens} tokens in {batch.num_reqs} requests "
-                    f"is larger than the bucket it is run in ({len(work.items)} items of work)"
+                    f"is larger than its bucket ({work.header.max_items} items of work)"
                 )
 
     def _new_work(self, kind: WorkKind, num_tiles: int, max_seq_len: int) -> Work:
         num_splits = SPLITS_PER_THREAD * self._num_threads
-        items = np.empty((num_tiles * kind.num_kv_heads + num_splits, ITEM_FIELDS), np.int32)
-        merges = np.empty((num_splits, MERGE_FIELDS), np.int32)
+        max_items = num_tiles * kind.num_kv_heads + num_splits
         num_chunks = -(-max_seq_len // CHUNK_KEYS)
         rows = max(MIN_PARTIAL_ROWS, 4 * num_chunks * kind.num_kv_heads * kind.group)
         if self._partials.numel() < rows * self._row_floats:
             self._partials = torch.empty(rows * self._row_floats)
-        header = PlanHeader(
-            max_items=len(items),
-            max_merges=len(merges),
-            max_partial_rows=rows,
-            items=items.ctypes.data,
-            merges=merges.ctypes.data,
-        )
-        return Work(header, items, merges)
+        return Work(max_items, num_splits, rows)
 
     def _allocate_workspace(self, library: NativeLibrary) -> tuple[Tensor, int]:
         size = library.handle.stepgraph_attention_workspace
@@ -233,8 +237,9 @@ class Backend:
         memory = torch.empty(self._num_threads * per_thread + 64, dtype=torch.uint8)
         return memory[-memory.data_ptr() % 64 :], per_thread
 
-    def _args_of(self, shape: AttentionShape, kind: WorkKind, workspace_bytes: int) -> AttendArgs:
-        return AttendArgs(
+    def _template(self, shape: AttentionShape, kind: WorkKind, workspace_bytes: int) -> Tensor:
+        """`AttendArgs` with all that stays from step to step, as memory."""
+        args = AttendArgs(
             workspace=self._workspace.data_ptr(),
             workspace_bytes=workspace_bytes,
             workspace_threads=self._num_threads,
@@ -248,10 +253,42 @@ class Backend:
             scale=shape.scale,
             softcap=shape.softcap,
         )
+        return torch.frombuffer(args, dtype=torch.int32)
 
     def _allocate_layer(self, shape: AttentionShape, num_blocks: int) -> LayerKV:
         sizes = (num_blocks, shape.num_kv_heads, self._block_size, shape.head_dim)
         return LayerKV(*(lazy_zeros(sizes, shape.kv_dtype).transpose(1, 2) for _ in range(2)))
+
+
+@wrap_torch_function(lambda kernel, *args: args[:-1])
+def _attend(
+    kernel: int,
+    template: Tensor,
+    q: Tensor,
+    out: Tensor,
+    k: Tensor,
+    v: Tensor,
+    work: Tensor,
+    block_table: Tensor,
+    partials: Tensor,
+    workspace: Tensor,
+    num_threads: int,
+) -> None:
+    """The launch, as captures see it: tensors and numbers, all of them static but for what the
+    tensors hold."""
+    args = AttendArgs()
+    ctypes.memmove(ctypes.byref(args), template.data_ptr(), ctypes.sizeof(args))
+    args.plan = work.data_ptr()
+    args.q, args.out = q.data_ptr(), out.data_ptr()
+    args.k, args.v = k.data_ptr(), v.data_ptr()
+    args.q_token, args.q_head, _ = q.stride()
+    args.out_token, args.out_head, _ = out.stride()
+    args.kv_block, args.kv_token, args.kv_head, _ = k.stride()
+    args.block_table, args.table_row = block_table.data_ptr(), block_table.stride(0)
+    args.partials = partials.data_ptr()
+    args.out_tokens = len(out)
+    tensors = (q, out, k, v, work, block_table, partials, workspace)
+    launch(NativeKernel("stepgraph_attention", kernel), args, tensors, num_threads)
 
 
 def _planner(library: NativeLibrary) -> Callable[..., int]:

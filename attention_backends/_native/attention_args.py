@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p, sizeof
 from typing import Any
 
 import torch
@@ -25,6 +25,9 @@ class PlanHeader(Structure):
         *_fields(c_int32, "num_items num_merges num_tokens max_items max_merges max_partial_rows"),
         *_fields(c_void_p, "items merges"),
     )
+
+
+HEADER_WORDS = sizeof(PlanHeader) // 4
 
 
 class PlanArgs(Structure):

@@ -249,14 +249,14 @@ def test_a_bucket_is_filled_anew_in_place():
     static = replace(first.batch, block_table=first.batch.block_table.clone())
     plan = backend.open_bucket(Bucket("ragged", 40, 6), static)
     (work,) = plan.work.values()
-    held = (plan.block_table.data_ptr(), plan.partials.data_ptr(), work.items.ctypes.data)
+    held = (plan.block_table.data_ptr(), plan.partials.data_ptr(), work.memory.data_ptr())
     for step in (first, second, first):
         backend.refresh(plan, step.batch)
         out = torch.full_like(step.q, torch.nan)
         backend.attend(0, step.q, step.kv, out, plan)
         check(step, out)
         assert torch.equal(out, run(step, backend))
-    assert held == (plan.block_table.data_ptr(), plan.partials.data_ptr(), work.items.ctypes.data)
+    assert held == (plan.block_table.data_ptr(), plan.partials.data_ptr(), work.memory.data_ptr())
 
 
 def test_a_step_larger_than_its_bucket_is_refused():
@@ -268,7 +268,7 @@ def test_a_step_larger_than_its_bucket_is_refused():
     wide = make_step(shape, 16, [1], [200])
     with pytest.raises(ValueError, match="padded to its bucket"):
         backend.refresh(plan, wide.batch)
-    with pytest.raises(ValueError, match="100 tokens in 1 requests is larger than the bucket"):
+    with pytest.raises(ValueError, match="100 tokens in 1 requests is larger than its bucket"):
         backend.refresh(plan, large.batch)
 
 
