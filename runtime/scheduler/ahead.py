@@ -18,10 +18,11 @@ class MustWaitError(Exception):
 
 
 def check_tokens_known(state: SchedulerState) -> None:
-    """Raises MustWaitError where a request can be sampled only after its unknown token."""
+    """Raises MustWaitError where the next token of a request depends on one that is not known."""
     table, rows = state.table, state.order
-    is_unknown = table.num_expected[rows] > table.num_tokens[rows]
-    if (is_unknown & table.needs_tokens[rows]).any():
+    expected = table.num_expected[rows]
+    would_run = (expected > table.num_tokens[rows]) & (expected < table.limit[rows])
+    if (would_run & table.needs_tokens[rows]).any():
         raise MustWaitError(NEEDS_TOKENS)
 
 

@@ -238,13 +238,13 @@ def test_a_failed_step_ends_its_requests_and_caches_nothing(runtime, monkeypatch
     runtime.reset_prefix_cache()
     [expected] = runtime.generate([list(range(40, 60))], GREEDY)
     runtime.reset_prefix_cache()
-    execute = runtime.engine.runner.execute
+    launch = runtime.engine.runner.launch
 
     def fail_once(so):
-        monkeypatch.setattr(runtime.engine.runner, "execute", execute)
+        monkeypatch.setattr(runtime.engine.runner, "launch", launch)
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(runtime.engine.runner, "execute", fail_once)
+    monkeypatch.setattr(runtime.engine.runner, "launch", fail_once)
     [failed] = runtime.generate([list(range(40, 60))], GREEDY)
     assert failed.finish_reason == "error"
     assert "planted" in failed.error
@@ -292,13 +292,13 @@ def test_a_salt_separates_tenants(runtime):
 
 
 def test_an_interrupt_leaves_the_runtime_usable(runtime, monkeypatch):
-    execute = runtime.engine.runner.execute
+    launch = runtime.engine.runner.launch
 
     def interrupt(so):
-        monkeypatch.setattr(runtime.engine.runner, "execute", execute)
+        monkeypatch.setattr(runtime.engine.runner, "launch", launch)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runtime.engine.runner, "execute", interrupt)
+    monkeypatch.setattr(runtime.engine.runner, "launch", interrupt)
     with pytest.raises(KeyboardInterrupt):
         runtime.generate("Hello", GREEDY)
     runtime.step()

@@ -315,7 +315,7 @@ def failing(settled, place, error, calls_before):
     runtime = Runtime(settled)
     owner, name = {
         "scheduler": (runtime.engine.scheduler, "schedule"),
-        "runner": (runtime.engine.runner, "execute"),
+        "runner": (runtime.engine.runner, "launch"),
     }[place]
     whole, calls = getattr(owner, name), 0
 

@@ -60,9 +60,12 @@ class LaunchRunner(FakeRunner):
         return Launched(so, ro, rows, ends[so.samples].tolist(), slots)
 
     def collect(self, launched: Launched, later: Iterable[Launched]) -> RunnerOutput:
-        for index in launched.ro.late:
-            row = launched.rows[index]
-            if row is not None:
+        row_ids = launched.so.rows[launched.so.samples].tolist()
+        for index, (row_id, row) in enumerate(zip(row_ids, launched.rows, strict=True)):
+            if row is None or self.rows.get(row_id) is not row:
+                continue
+            self.known[row_id] = launched.positions[index] + 1
+            if index in launched.ro.late:
                 row.tokens[launched.positions[index] :] = [int(launched.ro.token_ids[index])]
                 for other in later:
                     other.rows = [None if r is row else r for r in other.rows]
@@ -92,10 +95,7 @@ class AheadBench(Bench):
     def collect(self, errors: dict[int, str] | None = None) -> list[RequestOutput]:
         launched = self.flights.popleft()
         ro = replace(self.runner.collect(launched, self.flights), errors=errors or {})
-        outputs = self.scheduler.update_from_output(launched.so, ro)
-        for output in outputs:
-            self.runner.known[output.request.row] = output.request.num_tokens
-        return self.note(outputs)
+        return self.note(self.scheduler.update_from_output(launched.so, ro))
 
     def fail_all(self) -> list[RequestOutput]:
         """The oldest step in flight fails, and with it those behind it: nonsense is all that they
