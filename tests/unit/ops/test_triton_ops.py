@@ -81,7 +81,7 @@ def test_without_triton_the_twins_serve_and_it_is_said(
 def test_they_are_a_whole_set() -> None:
     """Every op that `dispatch` may ask for by name."""
     source = Path(dispatch.__file__).read_text()
-    names = set(re.findall(r'run_native\("(\w+)"', source))
+    names = set(re.findall(r'run_kernel\("(\w+)"', source))
     code = f"from runtime.ops import triton_ops; print({names} - set(dir(triton_ops)))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
