@@ -1,23 +1,37 @@
-"""Operations on flat rows of tokens, in plain torch.
+"""Operations on flat rows of tokens.
 
-These are the slow twins: the reference that a faster kernel of the same name must agree with. Each
-is a function of its arguments; what it writes in place is said in its docstring.
+Each has a slow twin in plain torch (`norm`, `rotary`, `activation`, `kv_write`, `scores`,
+`weights`), and for the CPU a native kernel that agrees with it; `dispatch` picks. What an op writes
+in place is said in the docstring of its twin.
 """
 
-from runtime.ops.activation import silu_and_mul
-from runtime.ops.kv_write import write_kv
-from runtime.ops.linear import Linear
-from runtime.ops.norm import add_rms_norm, head_rms_norm, rms_norm
-from runtime.ops.rotary import Rotation, rotary, rotation
+from runtime.ops.dispatch import (
+    add_rms_norm,
+    argmax,
+    norm_and_rotary,
+    rms_norm,
+    rotation,
+    silu_and_mul,
+    top_k,
+    write_kv,
+)
+from runtime.ops.linear import Embedding, GatedLinear, Linear, pack
+from runtime.ops.norm import head_rms_norm
+from runtime.ops.rotary import Rotation
 
 __all__ = [
+    "Embedding",
+    "GatedLinear",
     "Linear",
     "Rotation",
     "add_rms_norm",
+    "argmax",
     "head_rms_norm",
+    "norm_and_rotary",
+    "pack",
     "rms_norm",
-    "rotary",
     "rotation",
     "silu_and_mul",
+    "top_k",
     "write_kv",
 ]

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from runtime.ops.norm import head_rms_norm
+
 
 class Rotation(NamedTuple):
     """The rotation of each token of a step, shared by every layer."""
@@ -53,3 +55,20 @@ def rotary(x: Tensor, turn: Rotation) -> Tensor:
     """
     swapped = x.roll(x.shape[-1] // 2, -1)
     return torch.addcmul(x * turn.cos, swapped, turn.sin)
+
+
+def norm_and_rotary(x: Tensor, turn: Rotation, weight: Tensor | None, eps: float) -> Tensor:
+    """Norm every head by itself where the model does that, then rotate it.
+
+    Args:
+        x: [T, H, D]; any strides. May be overwritten: only the result is to be used.
+        turn: the step's rotation.
+        weight: [H, D] of the head norm; None where there is none.
+        eps: of the norm.
+
+    Returns:
+        [T, H, D] in x's type; may be x.
+    """
+    if weight is not None:
+        x = head_rms_norm(x, weight, eps)
+    return rotary(x, turn)

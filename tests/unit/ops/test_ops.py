@@ -14,11 +14,11 @@ from runtime.ops import (
     add_rms_norm,
     head_rms_norm,
     rms_norm,
-    rotary,
     rotation,
     silu_and_mul,
     write_kv,
 )
+from runtime.ops.rotary import rotary
 
 EPS = 1e-5
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 4e-3}

@@ -1,0 +1,49 @@
+"""One stretch of memory for all packed weights, on huge pages where the system grants them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+
+import torch
+from torch import Tensor
+
+ALIGNMENT_BYTES = 64
+HUGE_PAGE_BYTES = 2 << 20
+
+
+class WeightMemory:
+    """Hands out aligned parts of one zeroed mapping, in order; each part keeps it alive.
+
+    Args:
+        num_bytes: the sum of `size_of` over what will be taken.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        mapping = mmap.mmap(
+            -1,
+            num_bytes + HUGE_PAGE_BYTES,
+            flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+        )
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a system without them: small pages serve
+                mapping.madvise(mmap.MADV_HUGEPAGE)
+        whole = torch.frombuffer(mapping, dtype=torch.uint8)
+        start = -whole.data_ptr() % HUGE_PAGE_BYTES
+        self._bytes = whole[start : start + num_bytes]
+        self._used = 0
+
+    @staticmethod
+    def size_of(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        """Bytes that a part takes."""
+        num_bytes = math.prod(shape) * dtype.itemsize
+        return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The next part, zeroed."""
+        size = self.size_of(shape, dtype)
+        assert self._used + size <= len(self._bytes), "more is taken than was asked for"
+        part = self._bytes[self._used : self._used + size].view(dtype)
+        self._used += size
+        return part[: math.prod(shape)].view(shape)

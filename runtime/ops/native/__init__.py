@@ -1,0 +1,5 @@
+"""Native kernels of the ops, for the CPU. Each has a twin in plain torch one folder up."""
+
+from runtime.ops.native.library import NativeOps, native_ops, ops_source
+
+__all__ = ["NativeOps", "native_ops", "ops_source"]

@@ -1,0 +1,135 @@
+"""Launching the linear kernels over packed weights."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attention_backends import NativeLibrary, launch
+from runtime.ops.native.rows import RowKernels
+
+_P, _I64, _I32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+PRIVATE_ROWS = 16
+"""linear.h's kPrivateRows: up to here every thread prepares all rows for itself."""
+SMALLEST_GROUP = 5
+LARGEST_GROUP = 12
+"""Rows are prepared in groups of one of these sizes or between; above one, the last is whole."""
+TILE_SCRATCH_ROWS = 8
+"""A thread's share of scratch, in float rows, that the tile path needs (16 rows of bfloat16)."""
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = (
+        *((name, _P) for name in ("x", "weights", "scales", "sums", "bias", "out", "scratch")),
+        *((name, _I64) for name in ("rows", "n_in", "n_out", "x_stride")),
+        ("is_gated", _I32),
+    )
+
+
+class _Pack(ctypes.Structure):
+    _fields_ = (
+        *((name, _P) for name in ("plain", "packed", "scales", "sums")),
+        *((name, _I64) for name in ("n_out", "n_in")),
+        ("is_gated", _I32),
+    )
+
+
+class Panels(NamedTuple):
+    """A packed matrix (see packing.h)."""
+
+    values: Tensor
+    """[panels, inputs / group, 32, group] bfloat16 or int8"""
+
+    shape: tuple[int, int]
+    """[out, in] of the plain matrix"""
+
+    is_gated: bool
+    """A panel is 16 gates and their 16 ups."""
+
+    scales: Tensor | None = None
+    """int8: [panels * 32] float32, of each output"""
+
+    sums: Tensor | None = None
+    """int8: [panels * 32] int32, of each output's integers"""
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What there is."""
+        if self.scales is None or self.sums is None:
+            return (self.values,)
+        return self.values, self.scales, self.sums
+
+
+class LinearKernels(RowKernels):
+    """x @ weight.T + bias over panels (see packing.h), in bfloat16 with sums in float32."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        super().__init__(library)
+        kinds = {torch.bfloat16: "bfloat16", torch.int8: "int8"}
+        self._linear = {dtype: library.kernel(f"linear_{kind}") for dtype, kind in kinds.items()}
+        self._pack = {dtype: library.kernel(f"pack_{kind}") for dtype, kind in kinds.items()}
+        self._unpack = {dtype: library.kernel(f"unpack_{kind}") for dtype, kind in kinds.items()}
+
+    def linear(self, x: Tensor, panels: Panels, bias: Tensor | None) -> Tensor:
+        """
+        Args:
+            x: [T, in] bfloat16, rows dense.
+            panels: the weight.
+            bias: [out] bfloat16, or None.
+
+        Returns:
+            [T, out] bfloat16, or [T, out / 2], silu(gate) * up, where the weight is gated.
+        """
+        rows, n_in = x.shape
+        num_outputs = panels.shape[0] // 2 if panels.is_gated else panels.shape[0]
+        out = torch.empty((rows, num_outputs), dtype=x.dtype)
+        scratch = torch.empty(_scratch_floats(rows, n_in), dtype=torch.float32)
+        args = _Linear(
+            *(x.data_ptr(), panels.values.data_ptr(), _address(panels.scales)),
+            *(_address(panels.sums), _address(bias), out.data_ptr(), scratch.data_ptr()),
+            *(rows, n_in, num_outputs, x.stride(0), panels.is_gated),
+        )
+        biases = () if bias is None else (bias,)
+        tensors = (x, *panels.tensors(), *biases, out, scratch)
+        launch(self._linear[panels.values.dtype], args, tensors)
+        return out
+
+    def pack(self, plain: Tensor, panels: Panels) -> None:
+        """Fill zeroed panels from the plain matrix [out, in] bfloat16, gates before ups."""
+        launch(
+            self._pack[panels.values.dtype],
+            _pack_args(plain, panels),
+            (plain, *panels.tensors()),
+        )
+
+    def unpack(self, values: Tensor, panels: Panels) -> Tensor:
+        """The plain matrix [out, in] in bfloat16, gates before ups; `values` are the panels'."""
+        plain = torch.empty(panels.shape, dtype=torch.bfloat16)
+        launch(
+            self._unpack[panels.values.dtype],
+            _pack_args(plain, panels),
+            (plain, *panels.tensors()),
+        )
+        return plain
+
+
+def _pack_args(plain: Tensor, panels: Panels) -> _Pack:
+    return _Pack(
+        *(plain.data_ptr(), panels.values.data_ptr()),
+        *(_address(panels.scales), _address(panels.sums)),
+        *(*panels.shape, panels.is_gated),
+    )
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _scratch_floats(rows: int, n_in: int) -> int:
+    num_threads = torch.get_num_threads()
+    prepared = rows if rows <= SMALLEST_GROUP else rows + LARGEST_GROUP - 1
+    if rows <= PRIVATE_ROWS:
+        prepared *= num_threads
+    return n_in * max(prepared, TILE_SCRATCH_ROWS * num_threads)

@@ -1,0 +1,179 @@
+// Linear layers over packed 8-bit weights with a scale for each output.
+//
+// With VNNI a row of x becomes 16-bit fixed point (its largest element is 32767), cut into two bytes,
+// so that two byte dot products give the exact integer sum: the error is that of rounding x to 1/32767
+// of the row's largest, and no rounding inside. Elsewhere weights are widened to float.
+#include <math.h>
+
+#include "linear.h"
+
+#if defined(__AVX512VNNI__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512VNNI__)
+
+constexpr int kMostRows = 4;  // 4 vectors of sums a row
+
+struct FixedRows {
+  const uint32_t* bytes;  // in groups; of 4 inputs the high bytes (128 more than signed), the low ones
+  const float* scales;    // [rows]
+};
+
+template <int M>
+struct Int8Pass {
+  static void run(const LinearArgs* a, const FixedRows& x, int64_t row, int64_t panel,
+                  bool is_first) {
+    __m512i sums[M][2][2];  // [row][half of the panel][byte of x]
+    if (is_first)
+      multiply<true>(a, x, row, panel, sums);
+    else
+      multiply<false>(a, x, row, panel, sums);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+      vf halves[2];
+      for (int half = 0; half < 2; half++) {
+        const int64_t at = panel * kPanel + half * 16;
+        const vi excess = load_bits<vi>(a->sums + at) * 128;
+        const vf high = __builtin_convertvector((vi)sums[m][half][0] - excess, vf);
+        const vf low = __builtin_convertvector((vi)sums[m][half][1], vf);
+        halves[half] = (high * 256.0f + low) * (load(a->scales + at) * x.scales[row + m]);
+      }
+      put_row(a, row + m, panel, 0, halves[0], halves[1]);
+    }
+  }
+
+  template <bool kPrefetch>
+  static void multiply(const LinearArgs* a, const FixedRows& x, int64_t row, int64_t panel,
+                       __m512i (&sums)[M][2][2]) {
+    const int64_t n_in = a->n_in, stride = Groups(a->rows, kMostRows).stride;
+    const char* line = static_cast<const char*>(a->weights) + panel * n_in * kPanel;
+    const uint32_t* bytes = x.bytes + row * n_in / 2;
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++)
+      for (int i = 0; i < 4; i++) sums[m][i / 2][i % 2] = _mm512_setzero_si512();
+    for (int64_t k = 0; k < n_in; k += 4, line += kPanel * 4, bytes += 2 * stride) {
+      if (kPrefetch) {
+        __builtin_prefetch(line + kAhead);
+        __builtin_prefetch(line + kAhead + 64);
+      }
+      const __m512i left = _mm512_loadu_si512(line), right = _mm512_loadu_si512(line + 64);
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++) {
+        const __m512i high = _mm512_set1_epi32(bytes[2 * m]);
+        sums[m][0][0] = _mm512_dpbusd_epi32(sums[m][0][0], high, left);
+        sums[m][1][0] = _mm512_dpbusd_epi32(sums[m][1][0], high, right);
+        const __m512i low = _mm512_set1_epi32(bytes[2 * m + 1]);
+        sums[m][0][1] = _mm512_dpbusd_epi32(sums[m][0][1], low, left);
+        sums[m][1][1] = _mm512_dpbusd_epi32(sums[m][1][1], low, right);
+      }
+    }
+  }
+};
+
+float largest_of(const Bf16* x, int64_t n) {
+  vf largest = {};
+  for_lanes(n, [&](int64_t i, auto lanes) {
+    const vf v = (vf)((vi)lanes.get(x + i) & 0x7fffffff);
+    largest = (v > largest) | (v != v) ? v : largest;  // a NaN is kept
+  });
+  float result = 0;
+  for (int lane = 0; lane < kLanes; lane++)
+    if (result == result && !(largest[lane] <= result)) result = largest[lane];
+  return result;
+}
+
+// A row that is not finite gets a scale that is not, and so do its outputs.
+void to_fixed(const LinearArgs* a, uint32_t* to, float* scales, int64_t begin, int64_t end) {
+  const int64_t n_in = a->n_in, stride = Groups(a->rows, kMostRows).stride;
+  for (int64_t row = begin; row < end; row++) {
+    const Bf16* x = a->x + row * a->x_stride;
+    const float largest = largest_of(x, n_in);
+    const bool is_finite = largest <= 3.4e38f;
+    scales[row] = is_finite ? largest / 32767.0f : NAN;
+    const float inverse = is_finite && largest > 0 ? 32767.0f / largest : 0.0f;
+    uint32_t* group = to + row / kMostRows * kMostRows * n_in / 2 + row % kMostRows * 2;
+    for (int64_t i = 0; i < n_in; i += kLanes) {
+      const __m512i fixed = _mm512_cvtps_epi32((__m512)(load(x + i) * inverse));
+      const __m512i upper = _mm512_add_epi32(_mm512_srai_epi32(fixed, 8), _mm512_set1_epi32(128));
+      uint32_t high[4], low[4];
+      _mm_storeu_si128((__m128i*)high, _mm512_cvtepi32_epi8(upper));
+      _mm_storeu_si128((__m128i*)low, _mm512_cvtepi32_epi8(fixed));
+      for (int j = 0; j < 4; j++) {
+        group[(i / 4 + j) * 2 * stride] = high[j];
+        group[(i / 4 + j) * 2 * stride + 1] = low[j];
+      }
+    }
+  }
+}
+
+void prepare_and_walk(const LinearArgs* a, Team* team) {
+  const bool is_private = a->rows <= kPrivateRows;
+  const int64_t row_bytes = 2 * a->n_in;
+  // Scales lie after all prepared rows, a set for each thread where rows are private.
+  const int64_t padded = (a->rows + kMostRows - 1) / kMostRows * kMostRows;
+  const int64_t sets = is_private ? team->num_threads : 1;
+  float* scales = reinterpret_cast<float*>(static_cast<char*>(a->scratch) + sets * padded * row_bytes);
+  if (is_private) scales += team->thread * a->rows;
+  const char* rows = prepare(a, kMostRows, row_bytes, team, [&](char* to, int64_t begin, int64_t end) {
+    to_fixed(a, reinterpret_cast<uint32_t*>(to), scales, begin, end);
+  });
+  walk<Int8Pass, kMostRows>(a, FixedRows{reinterpret_cast<const uint32_t*>(rows), scales}, row_bytes,
+                            team);
+}
+
+#else
+
+#if defined(__AVX512F__)
+constexpr int kMostRows = 12;
+#else
+constexpr int kMostRows = 5;
+#endif
+
+template <int M>
+struct Int8Pass {
+  static void run(const LinearArgs* a, const float* prepared, int64_t row, int64_t panel, bool) {
+    const int64_t n_in = a->n_in, stride = Groups(a->rows, kMostRows).stride;
+    for (int part = 0; part < kParts; part++) {
+      const float* x = prepared + row * n_in;
+      const int32_t* line =
+          static_cast<const int32_t*>(a->weights) + panel * n_in / 4 * kPanel + part * kLanes;
+      vf sums[M][2] = {};
+      for (int64_t k = 0; k < n_in; k += 4, line += kPanel) {
+        const vi low = load_bits<vi>(line), high = load_bits<vi>(line + 16);
+        for (int i = 0; i < 4; i++, x += stride) {
+          const vf w_low = __builtin_convertvector(low << (24 - 8 * i) >> 24, vf);
+          const vf w_high = __builtin_convertvector(high << (24 - 8 * i) >> 24, vf);
+#pragma GCC unroll 16
+          for (int m = 0; m < M; m++) {
+            const vf value = splat(x[m]);
+            sums[m][0] += w_low * value;
+            sums[m][1] += w_high * value;
+          }
+        }
+      }
+      const float* scales = a->scales + panel * kPanel + part * kLanes;
+#pragma GCC unroll 16
+      for (int m = 0; m < M; m++)
+        put_row(a, row + m, panel, part, sums[m][0] * load(scales), sums[m][1] * load(scales + 16));
+    }
+  }
+};
+
+void prepare_and_walk(const LinearArgs* a, Team* team) {
+  const int64_t row_bytes = a->n_in * sizeof(float);
+  const char* rows = prepare(a, kMostRows, row_bytes, team, [&](char* to, int64_t begin, int64_t end) {
+    widen(a, reinterpret_cast<float*>(to), kMostRows, begin, end);
+  });
+  walk<Int8Pass, kMostRows>(a, reinterpret_cast<const float*>(rows), row_bytes, team);
+}
+
+#endif
+
+}  // namespace
+
+extern "C" STEPGRAPH_EXPORT void linear_int8(const void* args, Team* team) {
+  prepare_and_walk(static_cast<const LinearArgs*>(args), team);
+}

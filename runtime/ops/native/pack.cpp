@@ -1,0 +1,112 @@
+// Bringing a plain weight matrix into panels, 8-bit or not, and back.
+#include <math.h>
+
+#include "packing.h"
+#include "stepgraph_kernel.h"
+
+namespace {
+
+constexpr int64_t kBlock = 64;  // groups whose lines stay in the L1 cache
+
+struct PackArgs {
+  void* plain;    // [n_out, n_in] bfloat16, gates before ups
+  void* packed;
+  float* scales;  // int8: [panels * 32]
+  int32_t* sums;  // int8: [panels * 32]
+  int64_t n_out, n_in;
+  int32_t is_gated;
+};
+
+inline int64_t panels_of(const PackArgs* a) {
+  const int64_t outputs = a->is_gated ? a->n_out / 2 : a->n_out;
+  const int64_t width = a->is_gated ? kPanel / 2 : kPanel;
+  return (outputs + width - 1) / width;
+}
+
+// The plain row at a place of a panel; -1 after the last.
+inline int64_t plain_row(const PackArgs* a, int64_t panel, int64_t place) {
+  if (!a->is_gated) {
+    const int64_t row = panel * kPanel + place;
+    return row < a->n_out ? row : -1;
+  }
+  const int64_t half = a->n_out / 2, row = panel * (kPanel / 2) + place % (kPanel / 2);
+  return row < half ? place / (kPanel / 2) * half + row : -1;
+}
+
+inline int64_t packed_row(const PackArgs* a, int64_t row) {
+  if (!a->is_gated) return row;
+  const int64_t half = a->n_out / 2, at = row % half;
+  return at / 16 * kPanel + row / half * 16 + at % 16;
+}
+
+inline const Bf16* row_of(const PackArgs* a, int64_t row) {
+  return static_cast<const Bf16*>(a->plain) + row * a->n_in;
+}
+
+// Symmetric: the largest of the row becomes 127. Ties round to even.
+void quantize_row(const PackArgs* a, const Bf16* row, int8_t* to, float* scale, int32_t* sum) {
+  float largest = 0;
+  for (int64_t k = 0; k < a->n_in; k += kLanes) {
+    const vf x = load(row + k);
+    for (int lane = 0; lane < kLanes; lane++) largest = fmaxf(largest, fabsf(x[lane]));
+  }
+  *scale = largest / 127;
+  *sum = 0;
+  for (int64_t k = 0; k < a->n_in; k += kLanes) {
+    const vf x = load(row + k) / splat(*scale > 0 ? *scale : 1.0f);
+    for (int lane = 0; lane < kLanes; lane++) {
+      const int value = static_cast<int>(rintf(x[lane]));
+      *sum += value;
+      const int64_t at = k + lane;
+      to[at / 4 * 4 * kPanel + at % 4] = static_cast<int8_t>(value);
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" STEPGRAPH_EXPORT void pack_bfloat16(const void* args, Team* team) {
+  const PackArgs* a = static_cast<const PackArgs*>(args);
+  const int64_t groups = a->n_in / 2;
+  for (int64_t panel; (panel = team_next(team)) < panels_of(a);) {
+    uint32_t* to = static_cast<uint32_t*>(a->packed) + panel * groups * kPanel;
+    for (int64_t first = 0; first < groups; first += kBlock) {
+      const int64_t last = first + kBlock < groups ? first + kBlock : groups;
+      for (int64_t place = 0; place < kPanel; place++) {
+        const int64_t row = plain_row(a, panel, place);
+        if (row < 0) continue;
+        const Bf16* from = row_of(a, row);
+        for (int64_t k = first; k < last; k++) memcpy(to + k * kPanel + place, from + 2 * k, 4);
+      }
+    }
+  }
+}
+
+extern "C" STEPGRAPH_EXPORT void pack_int8(const void* args, Team* team) {
+  const PackArgs* a = static_cast<const PackArgs*>(args);
+  for (int64_t panel; (panel = team_next(team)) < panels_of(a);) {
+    int8_t* to = static_cast<int8_t*>(a->packed) + panel * a->n_in * kPanel;
+    for (int64_t place = 0; place < kPanel; place++) {
+      const int64_t row = plain_row(a, panel, place), at = panel * kPanel + place;
+      if (row >= 0) quantize_row(a, row_of(a, row), to + 4 * place, a->scales + at, a->sums + at);
+    }
+  }
+}
+
+extern "C" STEPGRAPH_EXPORT void unpack_bfloat16(const void* args, Team* team) {
+  const PackArgs* a = static_cast<const PackArgs*>(args);
+  int64_t begin, end;
+  team_range(team, a->n_out, kPanel, &begin, &end);
+  for (int64_t row = begin; row < end; row++)
+    unpack_row(static_cast<const uint32_t*>(a->packed), packed_row(a, row), a->n_in,
+               static_cast<uint32_t*>(a->plain) + row * a->n_in / 2);
+}
+
+extern "C" STEPGRAPH_EXPORT void unpack_int8(const void* args, Team* team) {
+  const PackArgs* a = static_cast<const PackArgs*>(args);
+  int64_t begin, end;
+  team_range(team, a->n_out, kPanel, &begin, &end);
+  for (int64_t row = begin; row < end; row++)
+    unpack_row_int8(static_cast<const int8_t*>(a->packed), a->scales, packed_row(a, row), a->n_in,
+                    static_cast<Bf16*>(a->plain) + row * a->n_in);
+}
