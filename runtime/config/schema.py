@@ -62,6 +62,9 @@ class ModelConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="auto: the checkpoint's"
     )
+    quantization: Literal["none", "int8"] = Field(
+        "none", description="int8: weights cut to 8 bits at load, a scale for each output"
+    )
     max_model_len: PositiveInt | Auto = Field(
         "auto",
         description="longest prompt + output; auto: the model's, reduced to what the KV pool holds",

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from runtime.models._interface import Attend
 from runtime.models._rope import inverse_frequencies
 from runtime.models._spec import ModelSpec
 from runtime.models._weight_map import Slot, parameter_shapes, weight_map
 from runtime.ops import (
+    Embedding,
+    GatedLinear,
     Linear,
     Rotation,
     add_rms_norm,
-    head_rms_norm,
+    norm_and_rotary,
+    pack,
     rms_norm,
-    rotary,
     rotation,
-    silu_and_mul,
 )
 
 
@@ -32,17 +32,21 @@ class Layer:
     __slots__ = ("down", "gate_up", "head_norm", "input_norm", "mlp_norm", "output", "qkv")
 
     def __init__(self, parameters: dict[str, Tensor], prefix: str) -> None:
-        def linear(name: str) -> Linear:
+        def linear(name: str, kind: type[Linear] = Linear) -> Linear:
             bias = parameters.get(f"{prefix}{name}.bias")
-            return Linear(parameters[f"{prefix}{name}.weight"], bias)
+            return kind(parameters[f"{prefix}{name}.weight"], bias)
 
         self.input_norm = parameters[f"{prefix}input_norm.weight"]
         self.qkv = linear("qkv")
         self.head_norm = parameters.get(f"{prefix}head_norm.weight")
         self.output = linear("output")
         self.mlp_norm = parameters[f"{prefix}mlp_norm.weight"]
-        self.gate_up = linear("gate_up")
+        self.gate_up = linear("gate_up", GatedLinear)
         self.down = linear("down")
+
+    def linears(self) -> dict[str, Linear]:
+        """In the order of a step, by the names of their parameters."""
+        return {name: getattr(self, name) for name in ("qkv", "output", "gate_up", "down")}
 
 
 class Decoder:
@@ -50,37 +54,57 @@ class Decoder:
 
     Attributes:
         spec: its sizes.
-        parameters: every parameter by name; uninitialised until the loader has filled them.
     """
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+        """The parameters are uninitialised: the loader fills them, then calls `pack`."""
         self.spec = spec
-        self.parameters = {
+        self._dtype = dtype
+        self._plain = {
             name: torch.empty(shape, dtype=dtype, device=device)
             for name, shape in parameter_shapes(spec).items()
         }
-        self.layers = [Layer(self.parameters, f"layers.{i}.") for i in range(spec.num_layers)]
-        self.embedding = self.parameters["embedding.weight"]
-        self.head = Linear(self.parameters.get("head.weight", self.embedding))
+        self.layers = [Layer(self._plain, f"layers.{i}.") for i in range(spec.num_layers)]
+        table = Linear(self._plain["embedding.weight"])
+        self.embedding = Embedding(table)
+        self.head = table if spec.tie_embeddings else Linear(self._plain["head.weight"])
         self.next_norms = [layer.input_norm for layer in self.layers[1:]]
-        self.next_norms.append(self.parameters["norm.weight"])
+        self.next_norms.append(self._plain["norm.weight"])
         frequencies, self.rotation_scale = inverse_frequencies(spec.rope, spec.head_dim)
         self.inverse_frequencies = frequencies.to(device)
         self.num_qk_heads = spec.num_q_heads + spec.num_kv_heads
+        self._linears = {
+            f"layers.{i}.{name}.weight": linear
+            for i, layer in enumerate(self.layers)
+            for name, linear in layer.linears().items()
+        }
+        self._linears["embedding.weight" if spec.tie_embeddings else "head.weight"] = self.head
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """Every parameter by name, plain; packed ones are unpacked for the call."""
+        return {
+            name: self._plain[name] if name in self._plain else self._linears[name].form.plain()
+            for name in parameter_shapes(self.spec)
+        }
+
+    def pack(self) -> None:
+        """Bring the filled weights into the form that they are computed with; only that is kept."""
+        for name in self._linears:
+            del self._plain[name]
+        pack(list(self._linears.values()), int8=self.spec.quantization == "int8")
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See DecoderModel."""
         eps = self.spec.rms_norm_eps
-        residual = functional.embedding(input_ids, self.embedding)
-        turn = rotation(
-            positions, self.inverse_frequencies, self.rotation_scale, self.embedding.dtype
-        )
+        residual = self.embedding(input_ids)
+        turn = rotation(positions, self.inverse_frequencies, self.rotation_scale, self._dtype)
         hidden = rms_norm(residual, self.layers[0].input_norm, eps)
         for index, layer in enumerate(self.layers):
             q, k, v = self._project(layer, hidden, turn)
             hidden = layer.output(attend(index, q, k, v))
             hidden = add_rms_norm(hidden, residual, layer.mlp_norm, eps)
-            hidden = layer.down(silu_and_mul(layer.gate_up(hidden)))
+            hidden = layer.down(layer.gate_up(hidden))
             hidden = add_rms_norm(hidden, residual, self.next_norms[index], eps)
         return hidden
 
@@ -94,9 +118,7 @@ class Decoder:
         spec = self.spec
         qkv = layer.qkv(hidden).view(hidden.shape[0], -1, spec.head_dim)
         qk = qkv[:, : self.num_qk_heads]
-        if layer.head_norm is not None:
-            qk = head_rms_norm(qk, layer.head_norm, spec.rms_norm_eps)
-        qk = rotary(qk, turn)
+        qk = norm_and_rotary(qk, turn, layer.head_norm, spec.rms_norm_eps)
         return qk[:, : spec.num_q_heads], qk[:, spec.num_q_heads :], qkv[:, self.num_qk_heads :]
 
     def weight_map(self) -> dict[str, Slot]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -94,7 +95,7 @@ def _spec_of(source: _Source, config: ModelConfig) -> ModelSpec:
         dtype = _hf_dtype(described, source, config)
         spec = spec_from_config(described, generation, dtype, str(path))
     _check_length(config, spec)
-    return spec
+    return replace(spec, quantization=config.quantization)
 
 
 def _hf_dtype(described: Mapping[str, Any], source: _Source, config: ModelConfig) -> str:

@@ -38,7 +38,7 @@ def torch_dtype(spec: ModelSpec) -> torch.dtype:
 
 
 def build(spec: ModelSpec, device: torch.device, fill: Callable[[Decoder], None]) -> LoadedModel:
-    """Allocate the plug-in's model on the device and fill its parameters.
+    """Allocate the plug-in's model on the device, fill its parameters and pack them.
 
     Raises:
         ModelError: it does not fit in memory, or `fill` refuses the weights.
@@ -54,6 +54,7 @@ def build(spec: ModelSpec, device: torch.device, fill: Callable[[Decoder], None]
                 f"the weights need {spec.weight_bytes / (1 << 20):.0f} MiB on {device}: {error}"
             ) from error
         fill(model)
+        model.pack()
     return LoadedModel(model, spec, attention_shapes(spec), device)
 
 

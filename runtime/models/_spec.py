@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runtime.models._rope_spec import RopeSpec
-from runtime.models._weight_map import parameter_shapes
+from runtime.models._weight_map import is_matrix, parameter_shapes
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -45,6 +45,9 @@ class ModelSpec:
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    quantization: str = "none"
+    """int8: the matrices are cut to 8 bits at load."""
+
     softcap: float = 0.0
     """tanh soft cap of attention scores; 0 is off."""
 
@@ -54,9 +57,18 @@ class ModelSpec:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all parameters in `dtype`; a tied head counts once."""
-        elements = sum(math.prod(shape) for shape in parameter_shapes(self).values())
-        return elements * DTYPE_BYTES[self.dtype]
+        """Bytes of all parameters as they are kept; a tied head counts once.
+
+        8-bit matrices take a byte an element and a float32 scale an output.
+        """
+        total = 0
+        for name, shape in parameter_shapes(self).items():
+            is_table = name == "embedding.weight" and not self.tie_embeddings
+            if self.quantization == "int8" and is_matrix(name) and not is_table:
+                total += math.prod(shape) + 4 * shape[0]
+            else:
+                total += math.prod(shape) * DTYPE_BYTES[self.dtype]
+        return total
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -47,6 +47,11 @@ def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def is_matrix(parameter: str) -> bool:
+    """Whether it is the weight of a projection or the embedding: no norm and no bias."""
+    return parameter.endswith(".weight") and "norm" not in parameter
+
+
 def weight_map(spec: ModelSpec) -> dict[str, Slot]:
     """Each tensor of a Hugging Face checkpoint, and where it belongs."""
     q_rows, kv_rows = spec.num_q_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim

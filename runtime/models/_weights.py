@@ -28,13 +28,13 @@ def fill_from_checkpoint(model: Decoder, checkpoint: Checkpoint) -> None:
     Raises:
         ModelError: a tensor is missing, unknown, of the wrong shape or of an unsupported type.
     """
-    slots = model.weight_map()
+    slots, parameters = model.weight_map(), model.parameters
     _check_names(model, checkpoint, set(slots))
     for name, slot in slots.items():
         where = f"{checkpoint.folder}: tensor {name}"
-        _copy(model.parameters[slot.parameter], slot, checkpoint.tensor(name), where)
+        _copy(parameters[slot.parameter], slot, checkpoint.tensor(name), where)
     if model.spec.tie_embeddings and _TIED_HEAD in checkpoint.names:
-        _compare_tied_head(model, checkpoint)
+        _compare_tied_head(parameters["embedding.weight"], checkpoint)
 
 
 def fill_at_random(model: Decoder, seed: int) -> None:
@@ -42,9 +42,9 @@ def fill_at_random(model: Decoder, seed: int) -> None:
 
     The values depend on the seed, the type and the device's generator.
     """
-    device = model.embedding.device
-    generator = torch.Generator(device).manual_seed(seed)
-    for name, parameter in model.parameters.items():
+    parameters = model.parameters
+    generator = torch.Generator(parameters["norm.weight"].device).manual_seed(seed)
+    for name, parameter in parameters.items():
         is_norm = "norm" in name
         scale = 0.1 if is_norm else max(0.02, 1 / math.sqrt(parameter.shape[-1]))
         parameter.normal_(float(is_norm), scale, generator=generator)
@@ -69,9 +69,9 @@ def _check_names(model: Decoder, checkpoint: Checkpoint, wanted: set[str]) -> No
         )
 
 
-def _compare_tied_head(model: Decoder, checkpoint: Checkpoint) -> None:
-    stored = checkpoint.tensor(_TIED_HEAD).to(model.embedding)
-    if not torch.equal(stored, model.embedding):
+def _compare_tied_head(embedding: Tensor, checkpoint: Checkpoint) -> None:
+    stored = checkpoint.tensor(_TIED_HEAD).to(embedding)
+    if not torch.equal(stored, embedding):
         _log.warning(
             "%s: the stored %s differs from the embedding and is ignored, since "
             "tie_word_embeddings is true in config.json",
