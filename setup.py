@@ -50,11 +50,11 @@ setup(
         "flash-attention": ["flash-attn>=2.8"],
         "flash-attention-3": ["tokenspeed-fa3>=3.0.0.post20260810"],
         "flashinfer": ["flashinfer-python>=0.7.2"],
-        "structured": ["llguidance>=1"],
+        "structured": ["llguidance>=1.9,<2"],
         "triton": ["triton>=3.2"],
         "test": [
             "accelerate>=1",
-            "llguidance>=1",
+            "llguidance>=1.9,<2",
             "pytest>=8.3",
             'triton>=3.2; sys_platform == "linux"',
             "hypothesis>=6.100",

@@ -182,14 +182,13 @@ class Runtime:
         if request_id in self._live:
             raise RequestError("request_id", f"{request_id!r} is already in use")
         group = f"{request_id}/{next(self._numbers)}" if settled.n > 1 else None
+        eos = () if settled.ignore_eos else parts.spec.eos_token_ids
         samples = []
         for index, child in enumerate(with_seed(settled)):
             name = request_id if group is None else f"{request_id}#{index}"
             if index:  # the prompt's log-probabilities come once
                 child = child.updated(prompt_logprobs=None)
-            sample = Request(
-                name, ids, child, parts.spec.eos_token_ids, priority, cache_salt, group
-            )
+            sample = Request(name, ids, child, eos, priority, cache_salt, group)
             sample.arrival_s = sample.arrival_s if arrival_s is None else arrival_s
             parts.engine.check(sample)
             stream = TextStream(parts.tokenizer, ids, child) if parts.tokenizer else None
@@ -239,7 +238,7 @@ class Runtime:
             params,
             self.spec.vocab_size,
             self.tokenizer,
-            eos_token_ids=self.spec.eos_token_ids,
+            eos_token_ids=() if params.ignore_eos else self.spec.eos_token_ids,
             grammars=self.parts.grammars,
         )
         return params
