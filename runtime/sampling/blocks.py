@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runtime.ops import argmax
+
 BLOCK = 64
 HEAD_BLOCKS = 64
 """How many blocks make the head of a row; at least so many of its largest scores are in it."""
@@ -70,10 +72,21 @@ class BlockedScores:
     @cached_property
     def max(self) -> Tensor:
         """[n] float32, NaN where a row holds a NaN."""
-        return self._block_max.amax(-1).float()
+        return self._best[0] if self._has_best else self._block_max.amax(-1).float()
+
+    @cached_property
+    def _best(self) -> tuple[Tensor, Tensor]:
+        return argmax(self.scores)
+
+    @property
+    def _has_best(self) -> bool:
+        """Whether one kernel gives maximum and id: a GPU's, where each torch op is a launch."""
+        return self.scores.device.type == "cuda"
 
     def argmax(self) -> Tensor:
         """[n] the id of the largest score, the lowest one where several are equal."""
+        if self._has_best:
+            return self._best[1]
         first = self._block_max.argmax(-1, keepdim=True) * BLOCK
         ids = first + torch.arange(BLOCK, device=first.device)
         ids.clamp_(max=self.scores.shape[1] - 1)

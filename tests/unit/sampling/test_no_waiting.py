@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime.params import SamplingParams
 from runtime.sampling import draw, sampler
+from runtime.sampling.blocks import BlockedScores
 from runtime.sampling.transfer import HostCopy, upload
 from tests.unit.sampling.helpers import Bench
 from tests.unit.sampling.twin import sample_row
@@ -91,6 +92,20 @@ def logits_of(n: int, v: int, scale: float) -> Tensor:
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(sampler, "reading_is_free", lambda device: False)
+
+
+@pytest.mark.parametrize("vocab_size", [2, 64, 130, 9001])
+def test_the_op_says_what_the_blocks_say(vocab_size, monkeypatch):
+    logits = logits_of(5, vocab_size, 3.0)
+    logits[1] = 0.5
+    logits[2, vocab_size // 2] = torch.inf
+    logits[3, -1] = torch.nan
+    blocks = BlockedScores(logits)
+    want = blocks.max.clone(), blocks.argmax()
+    monkeypatch.setattr(BlockedScores, "_has_best", True)
+    one = BlockedScores(logits)
+    torch.testing.assert_close(one.max, want[0], rtol=0, atol=0, equal_nan=True)
+    assert one.argmax().tolist() == want[1].tolist()
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
