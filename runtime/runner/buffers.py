@@ -63,12 +63,14 @@ class DeviceViews:
 class _Side:
     """A host block, and whether the device has read it."""
 
-    def __init__(self, sizes: _Sizes, *, is_pinned: bool) -> None:
+    def __init__(
+        self, sizes: _Sizes, *, is_pinned: bool = False, copied: torch.cuda.Event | None = None
+    ) -> None:
         self.block = torch.zeros(_num_bytes(sizes), dtype=torch.uint8, pin_memory=is_pinned)
         views = _carve(self.block, sizes)
         self.views = HostViews(**{name: view.numpy() for name, view in views.items()})
         self.used_width = 0
-        self._copied = torch.cuda.Event() if is_pinned else None
+        self._copied = copied
         self._is_read = True
 
     def wait(self) -> None:
@@ -77,11 +79,23 @@ class _Side:
             self._copied.synchronize()
         self._is_read = True
 
-    def copy_to(self, device_block: Tensor, num_bytes: int) -> None:
-        device_block[:num_bytes].copy_(self.block[:num_bytes], non_blocking=True)
+    def send(self, device_block: Tensor, num_bytes: int) -> None:
+        """Queue the copy of the first bytes."""
+        self.copy(device_block[:num_bytes], self.block[:num_bytes])
         if self._copied is not None:
             self._copied.record()
             self._is_read = False
+
+    @staticmethod
+    def copy(to: Tensor, source: Tensor) -> None:
+        to.copy_(source, non_blocking=True)
+
+
+def _make_sides(sizes: _Sizes, device: torch.device) -> list[_Side]:
+    """Two that take turns; one on the CPU, where the device reads it in place."""
+    if device.type == "cpu":
+        return [_Side(sizes)]
+    return [_Side(sizes, is_pinned=True, copied=torch.cuda.Event()) for _ in range(2)]
 
 
 class InputBuffers:
@@ -111,14 +125,13 @@ class InputBuffers:
             "query_start_loc": (torch.int32, (max_reqs + 1,)),
             "block_table": (torch.int32, (max_reqs, max_blocks)),
         }
-        is_staged = device.type != "cpu"
-        self._sides = [_Side(sizes, is_pinned=device.type == "cuda") for _ in range(1 + is_staged)]
+        self._sides = _make_sides(sizes, device)
         self._side = self._sides[0]
+        is_staged = len(self._sides) > 1
         self._device = self._side.block.to(device, copy=True) if is_staged else None
         self.host = self._side.views
-        self.device = DeviceViews(
-            **_carve(self._side.block if self._device is None else self._device, sizes)
-        )
+        read = self._side.block if self._device is None else self._device
+        self.device = DeviceViews(**_carve(read, sizes))
         self._row_bytes = 4 * max_blocks
         self._table_offset = _num_bytes(sizes) - max_reqs * self._row_bytes
 
@@ -132,7 +145,7 @@ class InputBuffers:
     def copy_to_device(self, num_reqs: int) -> None:
         """One copy, up to the last used row of the block table; nothing on the CPU."""
         if self._device is not None:
-            self._side.copy_to(self._device, self._table_offset + num_reqs * self._row_bytes)
+            self._side.send(self._device, self._table_offset + num_reqs * self._row_bytes)
 
     def feed(self, sampled: Tensor, num_fed: int) -> None:
         """Put tokens that the step before samples where `feed_to` says; what is none becomes 0.
