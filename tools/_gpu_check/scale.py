@@ -32,7 +32,7 @@ QWEN3_8B = {
 TINY = {
     **QWEN3_8B,
     "eos_token_id": 2,
-    "head_dim": 32,
+    "head_dim": 64,
     "hidden_size": 128,
     "intermediate_size": 192,
     "max_position_embeddings": 512,

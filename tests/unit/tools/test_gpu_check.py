@@ -194,7 +194,7 @@ def test_the_spec_is_what_the_loader_reads(config, tmp_path):
 
 def test_floors_by_hand():
     spec = spec_of({**TINY, "num_hidden_layers": 1})
-    hidden, inner, head, vocab = 128, 192, 32, 512
+    hidden, inner, head, vocab = 128, 192, 64, 512
     matrices = hidden * (4 + 2 * 2) * head + 4 * head * hidden + 3 * hidden * inner
     norms = 3 * hidden + 6 * head
     parts = [Part(9, 1), Part(4, 3, False)]
