@@ -4,8 +4,8 @@
 usage: quantization_drift.py MODEL [--text FILE] [--window 512] [--json FILE]
 
 MODEL is what model.path takes. The text (default: the one that the tests carry) is cut into
-windows, each read by itself. perplexity: of the text. argmax: share of positions whose most likely token is
-that of float32. mean |dlogp|: of the text's tokens, against float32.
+windows, each read by itself. perplexity: of the text. argmax: share of positions whose most likely
+token is that of float32. mean |dlogp|: of the text's tokens, against float32.
 """
 
 from __future__ import annotations
