@@ -137,10 +137,11 @@ class InputBuffers:
 
     def turn(self) -> None:
         """Before a step is written: take the next host block, once the device has read it."""
-        self._sides.append(self._sides.pop(0))
-        self._side = self._sides[0]
-        self._side.wait()
-        self.host = self._side.views
+        if self._device is not None:
+            self._sides.reverse()
+            self._side = self._sides[0]
+            self._side.wait()
+            self.host = self._side.views
 
     def copy_to_device(self, num_reqs: int) -> None:
         """One copy, up to the last used row of the block table; nothing on the CPU."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from runtime.scheduler.draft import Draft, KeyedBlocks
 from runtime.scheduler.rows import NEVER, RowIndex
 from runtime.scheduler.running import Taken
@@ -29,22 +31,24 @@ def give_late_keys(state: SchedulerState, rows: RowIndex, keyed: KeyedBlocks) ->
 def _give_due(state: SchedulerState, rows: RowIndex, ends: IntArray, keyed: KeyedBlocks) -> None:
     due = ends >= state.table.next_key[rows]
     if due.any():
-        for row, end in zip(rows[due].tolist(), ends[due].tolist(), strict=True):
+        rows = rows[due]
+        ends = np.minimum(ends[due], state.table.num_tokens[rows])
+        for row, end in zip(rows.tolist(), ends.tolist(), strict=True):
             give_row_keys(state, row, end, keyed)
 
 
 def give_row_keys(state: SchedulerState, row: int, end: int, keyed: KeyedBlocks) -> None:
-    """Gives keys to a row's full blocks among those of its first `end` tokens that are known.
+    """Gives keys to a row's full blocks among its first `end` tokens, each of them known.
 
     From here on others may share them, in the same step too: K/V of all of a step's tokens are
     written before any of them is read.
     """
     table, size = state.table, state.pool.block_size
-    end = min(end, int(table.num_tokens[row]))
-    if end < table.next_key[row]:
+    next_key = int(table.next_key[row])
+    if end < next_key:
         return
     request, tail = table.requests[row], table.tails[row]
-    first, last = int(table.next_key[row]) // size - 1, end // size
+    first, last = next_key // size - 1, end // size
     for index in range(first, last):
         assert tail is not None, "a row whose chain was broken is due no key"
         tail = state.pool.register(request, index, tail)

@@ -105,7 +105,7 @@ class Scheduler:
     @property
     def _is_ahead(self) -> bool:
         """Whether the next step is made before the last one has come back."""
-        return self.runs_ahead and bool(self._flights)
+        return self._state.runs_ahead and bool(self._flights)
 
     @property
     def stats(self) -> SchedulerStats:
@@ -185,12 +185,13 @@ class Scheduler:
         assert len(ro.token_ids) == len(sampled), "one token for each row that samples"
         state, flight = self._state, self._flights.pop(so.step_id)
         collect_prompt_logprobs(state, so, ro, flight)
-        rows = so.rows[sampled].astype(np.intp)
+        rows = flight.rows[sampled]
         alive = state.is_alive(rows, flight.epochs[sampled])
         if flight.is_void is not None:
             alive &= ~flight.is_void[sampled]
         failed = [(rows[i], error) for i, error in ro.errors.items() if alive[i]]
-        alive[list(ro.errors)] = False
+        if ro.errors:
+            alive[list(ro.errors)] = False
         logprobs = ro.logprobs or []
         if alive.all():
             outputs = append_tokens(state, rows, ro.token_ids, logprobs)
@@ -286,10 +287,12 @@ class Scheduler:
         ends = computed + counts
         table.num_computed[rows] = ends
         samples = ends == table.num_expected[rows]
-        feeds = find_feeds(state, rows, ends) if self._is_ahead else None
-        state.stats.steps_ahead += self._is_ahead
+        feeds = None
         if state.runs_ahead:
             table.num_expected[rows[samples]] += 1
+            if self._flights:
+                feeds = find_feeds(state, rows, ends)
+                state.stats.steps_ahead += 1
         is_decode = (counts == 1) & (computed >= table.num_prompt[rows])
         state.stats.note_step(int(counts.sum()), bool(is_decode.any() and not is_decode.all()))
         state.stats.note_blocks(self.pool.num_used_blocks)
