@@ -17,6 +17,7 @@ namespace {
 using namespace sg;
 
 constexpr int kMaxRows = 32;  // whose scores are in L1 together, over all paths
+constexpr int kManyItems = 8;  // for each thread
 constexpr int kMaxHeadDim = 512;
 alignas(64) const char kZeros[kMaxHeadDim * sizeof(float)] = {};
 constexpr float kLog2E = 1.44269504088896340736f;
@@ -110,8 +111,7 @@ struct InTiles : InPairs {
 
 // A thread's arrays; `stepgraph_attention_workspace` says how many bytes they take.
 struct Workspace {
-  const void** k_rows;  // [kChunk], where each key is
-  const void** v_rows;
+  const void** k_rows;  // [2 * kChunk + kAhead], where each key of a chunk is, then each value, then the next keys
   float* rows;       // [kTileRows, depth]
   float* keys;       // panels of [depth, kPanel], kChunk keys
   float* values;     // [kChunk / keys of a word, head_dim]
@@ -132,8 +132,7 @@ struct Workspace {
       used += (count * size + 63) / 64 * 64 + 64;  // apart, so that arrays of one power of 2 do not share cache sets
       return array;
     };
-    k_rows = (const void**)take(kChunk, sizeof(void*));
-    v_rows = (const void**)take(kChunk, sizeof(void*));
+    k_rows = (const void**)take(2 * kChunk + kAhead, sizeof(void*));
     rows = (float*)take((int64_t)kTileRows * depth, 4);
     keys = (float*)take((int64_t)kChunk * depth, 4);
     values = (float*)take((int64_t)kChunk * head_dim, 4);
@@ -170,8 +169,8 @@ void add_chunk(float* sums, float* state, const float* part, float part_max, flo
 template <class Path>
 class Tile {
  public:
-  Tile(const AttendArgs& args, const Item& item, const Workspace& space)
-      : args_(args), item_(item), space_(space), group_(args.num_q_heads / args.num_kv_heads),
+  Tile(const AttendArgs& args, const Item& item, const Item* next, const Workspace& space)
+      : args_(args), item_(item), next_(next), space_(space), group_(args.num_q_heads / args.num_kv_heads),
         num_rows_(item.num_tokens * group_), depth_(Path::depth(args.head_dim)),
         few_(Path::serves_few_rows(num_rows_, args.head_dim)) {}
 
@@ -184,7 +183,7 @@ class Tile {
         continue;
       }
       Path::pack_k(args_, space_.k_rows, round_up(keys, Path::kKeys), space_.keys);
-      Path::pack_v(args_, space_.v_rows, round_up(keys, Path::kKeys), space_.values);
+      Path::pack_v(args_, v_rows_, round_up(keys, Path::kKeys), space_.values);
       for (int row = 0; row < num_rows_; row += Path::kRows) attend_rows(chunk, row, keys);
     }
     if (item_.partial < 0) write();
@@ -205,25 +204,41 @@ class Tile {
     }
   }
 
-  // Where the keys from `first` on are that any row sees; how many, from `first`.
+  // Find where the keys from `first` on are that any row sees, their values, and the keys to come after them; how
+  // many there are, from `first`.
   int find_keys(int first) {
     const int end = item_.position + item_.num_tokens, low = lowest_visible(item_.position);
-    const int keys = end - first < kChunk ? end - first : kChunk;
-    const int padded = round_up(keys, Path::kKeys), begin = low > first ? low - first : 0;
-    for (int i = 0; i < begin; i++) space_.k_rows[i] = space_.v_rows[i] = kZeros;
-    for (int i = keys; i < padded; i++) space_.k_rows[i] = space_.v_rows[i] = kZeros;
-    const int32_t* table = args_.block_table + item_.request * args_.table_row;
+    const int keys = end - first < kChunk ? end - first : kChunk, padded = round_up(keys, Path::kKeys);
+    const int begin = low > first ? low - first : 0;
+    v_rows_ = space_.k_rows + padded;
+    locate(item_, args_.k, first, begin, keys, padded, space_.k_rows);
+    locate(item_, args_.v, first, begin, keys, padded, v_rows_);
+    locate_coming(first + kChunk, end, v_rows_ + padded);
+    return keys;
+  }
+
+  // The first keys of the next chunk, of this item or of the next one.
+  void locate_coming(int first, int end, const void** rows) {
+    const bool goes_on = first < end || next_ == nullptr;
+    const Item& item = goes_on ? item_ : *next_;
+    const int from = goes_on ? first : item.chunk * kChunk;
+    const int left = item.position + item.num_tokens - from;
+    locate(item, args_.k, from, 0, left < kAhead ? left : kAhead, kAhead, rows);
+  }
+
+  // rows[begin..end) of the cache for an item's keys from `first` on, and zeros for all others below `padded`.
+  void locate(const Item& item, const void* cache, int first, int begin, int end, int padded, const void** rows) {
+    for (int i = 0; i < begin; i++) rows[i] = kZeros;
+    for (int i = end > 0 ? end : 0; i < padded; i++) rows[i] = kZeros;
+    const int32_t* table = args_.block_table + item.request * args_.table_row;
     const int64_t size = element_bytes(args_.kv_dtype);
-    for (int i = begin; i < keys;) {
+    for (int i = begin; i < end;) {
       const int block = (first + i) / args_.block_size, place = (first + i) % args_.block_size;
-      const int64_t base = table[block] * args_.kv_block + item_.kv_head * args_.kv_head;
-      for (int p = place; p < args_.block_size && i < keys; p++, i++) {
-        const int64_t offset = size * (base + p * args_.kv_token);
-        space_.k_rows[i] = (const char*)args_.k + offset;
-        space_.v_rows[i] = (const char*)args_.v + offset;
+      const int64_t base = table[block] * args_.kv_block + item.kv_head * args_.kv_head;
+      for (int p = place; p < args_.block_size && i < end; p++, i++) {
+        rows[i] = (const char*)cache + size * (base + p * args_.kv_token);
       }
     }
-    return keys;
   }
 
   int lowest_visible(int position) const {
@@ -259,7 +274,7 @@ class Tile {
 
   void sum_values(int rows, int keys) {
     const int dim = args_.head_dim;
-    if (few_) return Path::sum_few(rows, space_.weights, space_.v_rows, keys, dim, space_.part);
+    if (few_) return Path::sum_few(rows, space_.weights, v_rows_, keys, dim, space_.part);
     const Packed v = {space_.values, dim, 0};
     Path::multiply(space_.weights, kChunk / Path::kKeysOfWord, v, space_.part, dim, rows, dim,
                                  keys / Path::kKeysOfWord);
@@ -287,9 +302,11 @@ class Tile {
 
   const AttendArgs& args_;
   const Item& item_;
+  const Item* next_;  // that this thread takes after this one, where it is known
   const Workspace& space_;
   const int group_, num_rows_, depth_;
   const bool few_;
+  const void** v_rows_ = nullptr;  // of the chunk
 };
 
 // Sum the chunks of one row that was split over its keys.
@@ -317,6 +334,20 @@ void zero_padding(const AttendArgs& args, const Team* team) {
   }
 }
 
+// Where there are many items, a thread takes the next one early, so that its first keys are on their way.
+template <class Path>
+void run_items(const AttendArgs& args, Team* team, const Workspace& space) {
+  const Plan& plan = *args.plan;
+  const bool early = plan.num_items >= kManyItems * team->num_threads;
+  int64_t i = team_next(team);
+  while (i < plan.num_items) {
+    int64_t next = early ? team_next(team) : 0;
+    const Item* upcoming = early && next < plan.num_items ? &plan.items[next] : nullptr;
+    Tile<Path>(args, plan.items[i], upcoming, space).run();
+    i = early ? next : team_next(team);
+  }
+}
+
 template <class Path>
 void attend(const AttendArgs& args, Team* team) {
   const Plan& plan = *args.plan;
@@ -325,7 +356,7 @@ void attend(const AttendArgs& args, Team* team) {
   if (works) {
     space.lay_out(args.workspace + team->thread * args.workspace_bytes, args.head_dim);
     Path::open();
-    for (int64_t i; (i = team_next(team)) < plan.num_items;) Tile<Path>(args, plan.items[i], space).run();
+    run_items<Path>(args, team, space);
     Path::close();
   }
   zero_padding(args, team);

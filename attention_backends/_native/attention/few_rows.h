@@ -2,6 +2,10 @@
 //
 // With few rows, packing a chunk costs more than its products. Here keys are transposed in registers and values are
 // paired as they are read. Every sum is taken in the order of `product`, so that both ways give the same bits.
+//
+// Out of memory this is bound by how many reads are under way: rows are prefetched `kAhead` keys before their use, a
+// line at a time in the order of their addresses, between the products. Hence `keys` must go on for kAhead rows after
+// the last one: after a chunk's keys its values, then the keys of the next chunk.
 #pragma once
 
 #include "pack.h"
@@ -11,6 +15,19 @@ namespace sg {
 
 constexpr int kFewRows = 8;
 constexpr int kFewValueRows = 4;
+
+constexpr int kLineWords = 16;
+
+// The lines of rows to come, one at each step.
+struct Lines {
+  const void* const* row;
+  int line, lines_of_row;
+
+  void prefetch_next() {
+    _mm_prefetch((const char*)*row + 64 * line, _MM_HINT_T0);
+    if (++line == lines_of_row) line = 0, row++;
+  }
+};
 
 inline bool few_rows_serve(int rows, int head_dim) { return rows <= kFewRows && head_dim % 32 == 0; }
 
@@ -22,6 +39,7 @@ inline __m512i read_words(const void* const* keys, int i, int d) {
 template <int Rows>
 __attribute__((noinline)) void few_scores(const float* rows, int depth, const void* const* keys, int num_keys,
                                           int stride, float* scores) {
+  Lines ahead = {keys + kAhead, 0, depth / kLineWords};
   for (int key = 0; key < num_keys; key += 16) {
     Vec sums[Rows] = {};
     for (int word = 0; word < depth; word += 16) {
@@ -29,6 +47,7 @@ __attribute__((noinline)) void few_scores(const float* rows, int depth, const vo
       for (int i = 0; i < 16; i++) columns[i] = (Vec)read_words(keys, key + i, 2 * word);
       transpose(columns);
       for (int j = 0; j < 16; j++) {
+        ahead.prefetch_next();
         for (int i = 0; i < Rows; i++) sums[i] = Pairs::multiply_add(sums[i], columns[j], rows[i * depth + word + j]);
       }
     }
@@ -38,12 +57,16 @@ __attribute__((noinline)) void few_scores(const float* rows, int depth, const vo
 
 // out[row * head_dim + d] for the Blocks * 32 columns from d on; `weights`: [Rows, stride] pairs of keys.
 template <int Rows, int Blocks>
-__attribute__((noinline)) void few_values(const float* weights, int stride, const void* const* keys, int num_keys, int d,
-                                          int head_dim, float* out) {
+__attribute__((noinline)) void few_values(const float* weights, int stride, const void* const* keys, int num_keys,
+                                          int d, int head_dim, float* out) {
   Vec low[Rows][Blocks] = {}, high[Rows][Blocks] = {};
   for (int key = 0; key < num_keys; key += 2) {
     for (int b = 0; b < Blocks; b++) {
       const __m512i first = read_words(keys, key, d + 32 * b), second = read_words(keys, key + 1, d + 32 * b);
+      for (int line = 2 * b; line < 2 * b + 2; line++) {
+        const uint16_t* row = row_of<uint16_t>(keys, key + kAhead + line / Blocks);
+        _mm_prefetch((const char*)(row + d + line % Blocks * 32), _MM_HINT_T0);
+      }
       const Vec pairs_low = (Vec)_mm512_unpacklo_epi16(first, second);
       const Vec pairs_high = (Vec)_mm512_unpackhi_epi16(first, second);
       for (int i = 0; i < Rows; i++) {

@@ -7,6 +7,7 @@
 namespace sg {
 
 constexpr int kPanel = kBlockVecs * W;  // keys of a panel
+constexpr int kAhead = 32;              // keys between the prefetch of a row and its use
 
 #if defined(__AVX512F__)
 // In place: rows[j][i] = rows[i][j], words of 32 bits.

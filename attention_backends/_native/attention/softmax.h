@@ -47,7 +47,8 @@ inline void cap(float* scores, int begin, int end, Scoring scoring) {
 // weights = 2^(score - maximum), 0 where the row sees no key. `maximum` is in powers of 2; `total` is the sum of
 // weights, 0 exactly where there is nothing to see.
 template <class Kind>
-__attribute__((noinline)) void weigh(float* scores, float* weights, Visible visible, Scoring scoring, float* maximum, float* total) {
+__attribute__((noinline)) void weigh(float* scores, float* weights, Visible visible, Scoring scoring, float* maximum,
+                                     float* total) {
   typedef WeightStore<Kind> Out;
   const float none = -__builtin_inff();
   *maximum = none;
