@@ -90,6 +90,10 @@ class GraphSet:
         """See `Dispatcher.dispatch`."""
         return self.dispatcher.dispatch(num_tokens, num_reqs, max_query_len, max_seq_len)
 
+    def captures(self, key: GraphKey) -> bool:
+        """Whether there is, or will be, a graph for the key."""
+        return self._modes[key.kind].captures
+
     def stats(self) -> DispatchStats:
         """The live counters."""
         return self.dispatcher.stats()

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from runtime.build import Parts, build_engine
-from runtime.config import RuntimeConfig, load_run_config
+from runtime.config import RunConfig, RuntimeConfig, load_run_config
 from runtime.delta_stream import DeltaStream
 from runtime.engine import Engine
 from runtime.errors import EngineError, RequestError
@@ -43,6 +43,8 @@ class Runtime:
 
     Args:
         config: the settled configuration; see RuntimeConfig.
+        sampling: SamplingParams fields that requests take where they give none; the `sampling` of
+            a run file, if `config` is one.
 
     Raises:
         ConfigError: limits that contradict each other or the machine.
@@ -50,8 +52,11 @@ class Runtime:
         BackendError: an attention backend or graph mode that cannot serve.
     """
 
-    def __init__(self, config: RuntimeConfig) -> None:
+    def __init__(self, config: RuntimeConfig, *, sampling: Mapping[str, Any] | None = None) -> None:
         self.config = config
+        of_run = config.sampling if isinstance(config, RunConfig) else {}
+        self._sampling = dict(of_run if sampling is None else sampling)
+        SamplingParams.from_dict(self._sampling)
         self._parts: Parts | None = build_engine(config)
         self._live: dict[str, LiveRequest] = {}
         self._samples: dict[str, tuple[LiveRequest, int]] = {}
@@ -226,14 +231,15 @@ class Runtime:
         return self.engine.scheduler.reset_prefix_cache()
 
     def settle_params(self, params: ParamsLike) -> SamplingParams:
-        """The SamplingParams of a request: the model's generation_config where it gives none.
+        """The SamplingParams of a request: where it gives none, the runtime's `sampling`, then the
+        model's generation_config.
 
         Raises:
             RequestError: a field out of its range, for this model's vocabulary too.
         """
         if not isinstance(params, SamplingParams):
-            defaults = {**self.spec.generation_defaults, **(params or {})}
-            params = SamplingParams.from_dict(defaults)
+            given = self._given(params)
+            params = SamplingParams.from_dict({**self.spec.generation_defaults, **given})
         check_params(
             params,
             self.spec.vocab_size,
@@ -264,7 +270,7 @@ class Runtime:
             padded_tokens=counters.padded_tokens,
             padding_share=counters.padding_share,
             step_kinds=dict(counters.kinds),
-            eager_reasons=dict(counters.eager_reasons),
+            graphs=self.parts.runner.graph_stats(),
             preemptions=s.preemptions,
             recomputed_tokens=s.recomputed_tokens,
             block_size=self.parts.block_size,
@@ -275,6 +281,13 @@ class Runtime:
         )
 
     # -- inside -------------------------------------------------------------------------------
+
+    def _given(self, params: Mapping[str, Any] | None) -> dict[str, Any]:
+        if params is not None and not isinstance(params, Mapping):
+            raise RequestError(
+                "params", f"must be SamplingParams, a mapping or None, got {params!r:.60}"
+            )
+        return {**self._sampling, **(params or {})}
 
     def _encode(
         self,
@@ -305,13 +318,19 @@ class Runtime:
     ) -> tuple[list[str], DeltaStream]:
         """Queue them; when one is refused, the stream is let go of and ends the others."""
         listed = as_prompts(prompts)
-        each = list(params) if isinstance(params, Sequence) else [params] * len(listed)
+        is_list = isinstance(params, Sequence) and not isinstance(params, str)
+        each = list(params) if is_list else [params] * len(listed)
         if len(each) != len(listed):
             raise RequestError("params", f"{len(each)} given for {len(listed)} prompts")
         ids: list[str] = []
         deltas = DeltaStream(len(listed), self._advance, partial(self._abandon, ids))
-        for prompt, settings in zip(listed, each, strict=True):
-            ids.append(self.add_request(prompt, params=settings, **request))
+        for number, (prompt, settings) in enumerate(zip(listed, each, strict=True)):
+            try:
+                ids.append(self.add_request(prompt, params=settings, **request))
+            except RequestError as error:
+                if len(listed) == 1:
+                    raise
+                raise error.of_item(number, len(listed)) from None
             self._inboxes[ids[-1]] = deltas.inbox
         return ids, deltas
 

@@ -48,6 +48,16 @@ def limit_problems(
                 f"got {scheduler.long_prefill_token_threshold}",
             )
         )
+    above = [] if config.graphs.sizes == "auto" else config.graphs.sizes
+    above = [size for size in above if size > scheduler.max_num_batched_tokens]
+    if above:
+        found.append(
+            Problem(
+                ("graphs", "sizes"),
+                f"must be <= scheduler.max_num_batched_tokens = "
+                f"{scheduler.max_num_batched_tokens}, got {above}: no step is larger",
+            )
+        )
     length = max_model_len or _explicit(config.model.max_model_len)
     if length is not None:
         found += _length_problems(

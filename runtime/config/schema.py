@@ -124,13 +124,32 @@ class GraphsConfig(Section):
     )
     mixed: str = Field("auto", description="graph mode of every other step")
     sizes: list[int] | Auto = Field("auto", description="token buckets; the maximum is always one")
+    lazy_after: Annotated[int, Field(ge=0)] = Field(
+        0, description="0: every graph is captured at the start; k: each at its k-th use"
+    )
+    check_addresses: bool = Field(
+        False, description="before each replay, check that no buffer has moved (slow)"
+    )
+    compare_every: Annotated[int, Field(ge=0)] = Field(
+        0, description="run every n-th replay eagerly too and demand equal results; 0 is off"
+    )
 
     @model_validator(mode="after")
-    def _sizes_positive(self) -> GraphsConfig:
-        wrong = [] if self.sizes == "auto" else [n for n in self.sizes if n < 1]
-        if wrong:
-            raise ProblemsError([Problem(("sizes",), f"must be integers >= 1, got {wrong}")])
+    def _sizes_sensible(self) -> GraphsConfig:
+        why = "" if self.sizes == "auto" else _refuse_sizes(self.sizes)
+        if why:
+            raise ProblemsError([Problem(("sizes",), why)])
         return self
+
+
+def _refuse_sizes(sizes: list[int]) -> str:
+    if not sizes:
+        return "must not be empty; for no graphs, set graphs.decode and graphs.mixed to eager"
+    wrong = [n for n in sizes if n < 1]
+    if wrong:
+        return f"must be integers >= 1, got {wrong}"
+    twice = sorted({n for n in sizes if sizes.count(n) > 1})
+    return f"must be distinct, got {twice} more than once" if twice else ""
 
 
 class EngineConfig(Section):

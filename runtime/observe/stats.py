@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,6 @@ class StepCounters:
     padded_tokens: int = 0
     """tokens run, padding included"""
     kinds: Counter[str] = field(default_factory=Counter)
-    eager_reasons: Counter[str] = field(default_factory=Counter)
     busy_s: float = 0.0
 
     def count(self, shape: StepShape) -> None:
@@ -29,13 +29,27 @@ class StepCounters:
         self.tokens += shape.num_tokens
         self.padded_tokens += shape.num_tokens_padded
         self.kinds[shape.kind] += 1
-        if shape.eager_reason:
-            self.eager_reasons[shape.eager_reason] += 1
 
     @property
     def padding_share(self) -> float:
         """Padding over all tokens run, 0 to 1."""
         return 1 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GraphStats:
+    """Which graphs ran, and what their capture cost."""
+
+    decode_mode: str
+    """of steps with one token a request; `auto` resolved"""
+    mixed_mode: str
+    """of every other step"""
+    bucket_steps: dict[str, int]
+    """steps by the bucket that served them"""
+    eager_reasons: dict[str, int]
+    """steps that ran without a graph although a mode has graphs, by reason"""
+    captured: dict[str, Any]
+    """seconds, memory_bytes, kv_blocks that would fit into these, and each of the buckets"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +77,7 @@ class RuntimeStats:
     padded_tokens: int
     padding_share: float
     step_kinds: dict[str, int]
-    eager_reasons: dict[str, int]
+    graphs: GraphStats
     preemptions: int
     recomputed_tokens: int
     block_size: int

@@ -7,7 +7,8 @@ host blocks take turns: while the device may still read one, the next step is wr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -147,6 +148,10 @@ class InputBuffers:
         """One copy, up to the last used row of the block table; nothing on the CPU."""
         if self._device is not None:
             self._side.send(self._device, self._table_offset + num_reqs * self._row_bytes)
+
+    def device_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor) of each device view."""
+        return ((f.name, getattr(self.device, f.name)) for f in fields(self.device))
 
     def feed(self, sampled: Tensor, num_fed: int) -> None:
         """Put tokens that the step before samples where `feed_to` says; what is none becomes 0.

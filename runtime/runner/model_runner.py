@@ -17,12 +17,14 @@ from attention_backends import (
     Plan,
     examine_layers,
 )
-from graphs import Call, GraphError, GraphKey, GraphSet, Kind
+from graphs import Call, GraphError, GraphKey, Kind
 from runtime.errors import BackendError
+from runtime.observe.stats import GraphStats
 from runtime.params import SamplingParams
 from runtime.runner import canary
 from runtime.runner.buffers import InputBuffers
 from runtime.runner.forward import AttentionOutputs, Forward
+from runtime.runner.graph_setup import graph_stats, log_report, make_graphs
 from runtime.runner.input_batch import InputBatch
 from runtime.runner.launched import Launched, Samples
 from runtime.runner.states import RequestStates
@@ -70,19 +72,7 @@ class ModelRunner:
         self._model = loaded.model
         self._padding_canary = config.engine.padding_canary
         self._support = examine_layers(backend, shapes, block_size, device)
-        try:
-            self.graphs = GraphSet(
-                config.graphs.decode,
-                config.graphs.mixed,
-                self._support,
-                device,
-                max_num_seqs=scheduler.max_num_seqs,
-                max_num_batched_tokens=scheduler.max_num_batched_tokens,
-                max_model_len=max_model_len,
-                sizes=config.graphs.sizes,
-            )
-        except GraphError as error:
-            raise BackendError(str(error)) from None
+        self.graphs = make_graphs(config, self._support, device, max_model_len, self._statics)
         dispatcher = self.graphs.dispatcher
         max_tokens = dispatcher.max_tokens_padded
 
@@ -94,7 +84,9 @@ class ModelRunner:
         self.backend = backend(shapes, block_size, device)
         self.kv = self.backend.allocate_kv(num_blocks + NUM_RESERVED_BLOCKS)
         self._outputs = AttentionOutputs(shapes, max_tokens, device)
-        self._captured: dict[GraphKey, Forward] = {}
+        self._forwards: dict[GraphKey, Forward] = {}
+        """of each graph, kept for its replays"""
+        self._block_bytes = block_size * loaded.spec.kv_bytes_per_token
         self._sampled: Tensor | None = None
         """[S] int32 on the device, of the step that was launched last"""
         self._max_model_len = max_model_len
@@ -191,7 +183,11 @@ class ModelRunner:
         except GraphError as error:
             raise BackendError(str(error)) from error
         finally:
-            self._captured.clear()
+            self._forwards.clear()
+
+    def graph_stats(self) -> GraphStats:
+        """Which graphs ran, and what their capture cost; a snapshot."""
+        return graph_stats(self.graphs, self._block_bytes)
 
     def close(self) -> None:
         """Drop the captured graphs, end the sampler's thread."""
@@ -207,7 +203,9 @@ class ModelRunner:
 
     def _run(self, batch: InputBatch, poison_from: int | None = None) -> Tensor:
         """[T, hidden], valid until the next run."""
-        forward = self._captured.get(batch.key.graph)
+        forward = self._forwards.get(batch.key.graph)
+        if forward is None and self.graphs.captures(batch.key):  # lazily
+            forward = self._keep_forward(batch)
         if forward is None:
             forward = self._forward(batch, self.backend.plan(batch.attention))
         elif self._has_baked_plan(batch.key):
@@ -254,16 +252,30 @@ class ModelRunner:
                 self.graphs.capture(self._dummy_forward)
         except GraphError as error:
             raise BackendError(str(error)) from error
+        log_report(self.graphs.report, self._block_bytes)
 
     def _dummy_forward(self, key: GraphKey) -> Call:
-        """The forward over a legal batch of padding alone, kept for the key's replays."""
-        batch = InputBatch.build(_NO_REQUESTS, self.states, self._buffers, key)
-        if self._has_baked_plan(key):
-            plan = self.backend.open_bucket(_bucket_of(key), batch.attention)
+        """The forward over a legal batch of padding alone."""
+        return self._keep_forward(InputBatch.build(_NO_REQUESTS, self.states, self._buffers, key))
+
+    def _keep_forward(self, batch: InputBatch) -> Forward:
+        """The forward over the buffers of the batch's key, kept for the graph that is captured of
+        it."""
+        if self._has_baked_plan(batch.key):
+            plan = self.backend.open_bucket(_bucket_of(batch.key), batch.attention)
         else:
             plan = self.backend.plan(batch.attention)
-        forward = self._captured[key.graph] = self._forward(batch, plan)
+        forward = self._forwards[batch.key.graph] = self._forward(batch, plan)
         return forward
+
+    def _statics(self) -> dict[str, Tensor]:
+        """What graphs read and write by address, beside the weights."""
+        named = {f"the step's {name}": tensor for name, tensor in self._buffers.device_tensors()}
+        for layer, kv in enumerate(self.kv):
+            named |= {f"K of layer {layer}": kv.k, f"V of layer {layer}": kv.v}
+        for shape, buffer in self._outputs.buffers.items():
+            named[f"attention's output of {shape}"] = buffer
+        return named
 
     def _run_with_canary(self, so: SchedulerOutput, batch: InputBatch) -> tuple[Tensor, InputBatch]:
         """Run padded and exact, compare, and go on with what the padded run gave."""

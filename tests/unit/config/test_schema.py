@@ -94,7 +94,8 @@ def test_an_item_of_a_list_is_named_once():
         ({"max_num_seqs": 1}, "max_num_seqs: unknown key; did you mean scheduler.max_num_seqs?"),
         (
             {"graphs": {"zzz": 1}},
-            "graphs.zzz: unknown key; known keys: decode, mixed, sizes",
+            "graphs.zzz: unknown key; known keys: decode, mixed, sizes, lazy_after, "
+            "check_addresses, compare_every",
         ),
         ({"cache": {1: 2}}, "cache.1: keys must be strings, got 1"),
     ],
@@ -208,12 +209,33 @@ def test_the_last_token_needs_no_slot(length, block_size, blocks):
 
 
 @pytest.mark.case("GP05")
-def test_sizes_must_be_positive():
-    with pytest.raises(ConfigError, match=r"^graphs\.sizes: .*>= 1, got \[0, -2\]"):
-        config(graphs={"sizes": [8, 1, 4, 4, 0, -2]})
+@pytest.mark.parametrize(
+    ("sizes", "why"),
+    [
+        ([], "must not be empty; for no graphs, set graphs.decode and graphs.mixed to eager"),
+        ([8, 1, 4, 0, -2], "must be integers >= 1, got [0, -2]"),
+        ([8, 1, 4, 4, 8], "must be distinct, got [4, 8] more than once"),
+        (
+            [8, 4096, 9000],
+            "must be <= scheduler.max_num_batched_tokens = 2048, got [4096, 9000]: no step is "
+            "larger",
+        ),
+    ],
+)
+def test_sizes_that_no_bucket_can_have(sizes, why):
+    assert message_of(graphs={"sizes": sizes}) == f"graphs.sizes: {why}"
+
+
+def test_sizes_may_come_in_any_order():
+    assert config(graphs={"sizes": [8, 1, 2048]}).graphs.sizes == [8, 1, 2048]
     with pytest.raises(ConfigError, match=r"^graphs\.sizes: "):
         GraphsConfig(sizes=[0])
-    assert config(graphs={"sizes": [8, 1, 4, 4]}).graphs.sizes == [8, 1, 4, 4]
+
+
+@pytest.mark.parametrize("key", ["lazy_after", "compare_every"])
+def test_counts_of_graphs_are_not_negative(key):
+    assert message_of(graphs={key: -1}) == f"graphs.{key}: must be an integer >= 0, got -1"
+    assert getattr(config(graphs={key: 3}).graphs, key) == 3
 
 
 def test_the_readme_names_every_key():
