@@ -8,29 +8,49 @@ if TYPE_CHECKING:
     from runtime.api import Runtime
     from runtime.async_engine import AsyncRuntime
     from runtime.config import RuntimeConfig
+    from runtime.errors import (
+        BackendError,
+        ConfigError,
+        EngineError,
+        ModelError,
+        RequestError,
+        StepgraphError,
+    )
     from runtime.params import SamplingParams, StructuredOutput
     from runtime.results import Completion, Delta, Result
 
 __version__ = "0.1.0"
 __all__ = [
     "AsyncRuntime",
+    "BackendError",
     "Completion",
+    "ConfigError",
     "Delta",
+    "EngineError",
+    "ModelError",
+    "RequestError",
     "Result",
     "Runtime",
     "RuntimeConfig",
     "SamplingParams",
+    "StepgraphError",
     "StructuredOutput",
 ]
 
 _HOMES = {
     "AsyncRuntime": "runtime.async_engine",
+    "BackendError": "runtime.errors",
     "Completion": "runtime.results",
+    "ConfigError": "runtime.errors",
     "Delta": "runtime.results",
+    "EngineError": "runtime.errors",
+    "ModelError": "runtime.errors",
+    "RequestError": "runtime.errors",
     "Result": "runtime.results",
     "Runtime": "runtime.api",
     "RuntimeConfig": "runtime.config",
     "SamplingParams": "runtime.params",
+    "StepgraphError": "runtime.errors",
     "StructuredOutput": "runtime.params",
 }
 

@@ -30,6 +30,11 @@ class RequestError(StepgraphError, ValueError):
         super().__init__(f"{field}: {message}")
         self.field = field
 
+    def of_item(self, index: int, count: int) -> RequestError:
+        """The same, of one item in a list of requests."""
+        message = str(self).removeprefix(f"{self.field}: ")
+        return RequestError(self.field, f"{message} (item {index} of the {count} given, from 0)")
+
 
 class BackendError(StepgraphError):
     """An attention backend or graph mode that cannot do what was asked; lists every candidate's

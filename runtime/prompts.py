@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from runtime.errors import RequestError
@@ -32,6 +32,8 @@ def kind_of(prompt: Any) -> str:
 
 def as_prompts(prompts: Any) -> list[Any]:
     """One prompt or a sequence of prompts, as a list of prompts."""
+    if isinstance(prompts, Iterable) and not hasattr(prompts, "__len__"):
+        prompts = list(prompts)  # a generator
     if isinstance(prompts, str) or not isinstance(prompts, Sequence):
         return [prompts]
     if prompts and (isinstance(prompts[0], Mapping) or _as_int(prompts[0]) is not None):

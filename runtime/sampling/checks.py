@@ -35,6 +35,8 @@ def check_params(
     check_ids(params, vocab_size)
     for name in ("logprobs", "prompt_logprobs"):
         _check_logprobs(name, getattr(params, name), vocab_size, max_logprobs)
+    if params.stop and tokenizer is None:
+        raise RequestError("stop", "needs a tokenizer, and this model has none")
     _check_ends(params, eos_token_ids)
     _check_bad_words(params, vocab_size, tokenizer)
     if params.structured_output is not None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from runtime import Runtime, RuntimeConfig, SamplingParams
-from runtime.errors import EngineError, RequestError
+from runtime.errors import EngineError, ModelError, RequestError
 from runtime.text import TextStream
 from tests.conftest import SMOLLM2
 
@@ -315,6 +315,50 @@ def test_two_runtimes_in_a_process_do_not_disturb_each_other(runtime):
             for r, request_id in zip((runtime, other), ids, strict=True):
                 done.update({id(r): d.finished for d in r.step() if d.request_id == request_id})
     assert [r.token_ids for r in done.values()] == [expected.token_ids] * 2
+
+
+def test_the_error_of_a_list_says_which_prompt(runtime):
+    with pytest.raises(RequestError, match="item 1 of the 3 given"):
+        runtime.generate(["ok", "", "ok"], GREEDY)
+
+
+def test_generators_of_prompts_are_taken(runtime):
+    results = runtime.generate((text for text in ["Hello", "World"]), GREEDY)
+    assert [r.prompt for r in results] == ["Hello", "World"]
+
+
+@pytest.mark.parametrize("params", ["greedy", 5])
+def test_params_of_another_kind_are_refused(runtime, params):
+    with pytest.raises(RequestError) as caught:
+        runtime.generate("Hello", params)
+    assert caught.value.field == "params"
+
+
+def test_the_sampling_of_a_run_file_is_the_default_of_its_runtime(tmp_path, smollm2_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        f"model: {{path: '{SMOLLM2}', max_model_len: 64}}\n"
+        "sampling: {temperature: 0, max_tokens: 5, ignore_eos: true}\n"
+    )
+    with Runtime.from_yaml(str(path), {"cache.num_blocks": 16}) as rt:
+        first, second = rt.generate(["Once upon", "Once upon"])
+        assert first.token_ids == second.token_ids
+        assert first.num_output_tokens == 5
+        assert rt.generate("Once", {"max_tokens": 2})[0].num_output_tokens == 2
+        assert rt.settle_params(SamplingParams()).max_tokens == 16
+
+
+def test_a_missing_model_is_told_as_a_missing_model(tmp_path):
+    with pytest.raises(ModelError, match=r"model\.path: .*nope does not exist"):
+        Runtime(RuntimeConfig(model={"path": str(tmp_path / "nope")}))
+
+
+def test_a_truncated_gguf_is_told_as_damaged(tmp_path, smollm2_path):
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(smollm2_path.read_bytes()[:1_000_000])
+    with pytest.raises(ModelError, match=r"cut\.gguf") as caught:
+        Runtime(RuntimeConfig(model={"path": str(path), "cache_dir": str(tmp_path / "cache")}))
+    assert "tokenizer" not in str(caught.value)
 
 
 def test_from_yaml_with_overrides(tmp_path, smollm2_path):
