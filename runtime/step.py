@@ -72,6 +72,9 @@ class SchedulerOutput:
     new_block_ids: tuple[tuple[int, list[int]], ...]
     """(row, block ids to append) of rows that were known before this step."""
 
+    blocks_to_clear: tuple[int, ...] = ()
+    """Blocks whose last holder left non-finite K/V: zeroed before this step writes to any."""
+
     feeds: BoolArray | None = None
     """[B], True where a request's one token is still being sampled by the step before, so that the
     runner takes it from the device; None where there is none."""
@@ -127,6 +130,10 @@ class RunnerOutput:
     prompt_logprobs: dict[int, list[Logprobs]] = field(default_factory=dict)
     """Row -> log-probabilities of the prompt tokens whose predecessors were run in this step, in
     order."""
+
+    bad_kv: tuple[int, ...] = ()
+    """Those indexes of `errors` whose logits were not finite, so that their K/V cannot be trusted
+    either."""
 
     late: tuple[int, ...] = ()
     """Indexes into S of tokens that were settled on the host, so that a step that was launched

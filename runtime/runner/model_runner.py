@@ -144,6 +144,7 @@ class ModelRunner:
             found.errors,
             found.logprobs,
             launched.prompt_logprobs,
+            found.bad_logits,
             found.late,
         )
 
@@ -200,6 +201,11 @@ class ModelRunner:
             self.sampler.drop(row)
         for new in so.new_rows:
             self.sampler.add(new)
+        if so.blocks_to_clear:
+            block_ids = torch.tensor(so.blocks_to_clear, device=self.kv[0].k.device)
+            for kv in self.kv:
+                kv.k.index_fill_(0, block_ids, 0)
+                kv.v.index_fill_(0, block_ids, 0)
 
     def _run(self, batch: InputBatch, poison_from: int | None = None) -> Tensor:
         """[T, hidden], valid until the next run."""

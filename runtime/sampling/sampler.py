@@ -59,12 +59,14 @@ class SamplerOutput:
         errors: index into S -> why that request must end.
         logprobs: [S], or None where no row of the call asked.
         late: indexes into S of tokens that the device does not have: see `PendingSample`.
+        bad_logits: those of `errors` whose logits were not finite.
     """
 
     token_ids: IntArray
     errors: dict[int, str] = field(default_factory=dict)
     logprobs: list[Logprobs | None] | None = None
     late: tuple[int, ...] = ()
+    bad_logits: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +212,10 @@ class Sampler:
             out[still_open] = self._read(drawn.to(torch.int32)).read()
         for i in np.flatnonzero(out < 0).tolist():
             errors[i] = NOT_FINITE if out[i] == BAD_LOGITS else errors.get(i, NONE_LEFT)
+        bad_logits = tuple(np.flatnonzero(out == BAD_LOGITS).tolist())
         out[list(errors)] = -1
         logprobs = self._logprobs(scores, rows, out)
-        return SamplerOutput(out, errors, logprobs, tuple(still_open.tolist()))
+        return SamplerOutput(out, errors, logprobs, tuple(still_open.tolist()), bad_logits)
 
     def prompt_logprobs(self, logits: Tensor, row: int, target_ids: IntArray) -> list[Logprobs]:
         """Of given tokens: logits [K, V] at the positions before `target_ids` [K]."""

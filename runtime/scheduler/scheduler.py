@@ -189,7 +189,7 @@ class Scheduler:
         alive = state.is_alive(rows, flight.epochs[sampled])
         if flight.is_void is not None:
             alive &= ~flight.is_void[sampled]
-        failed = [(rows[i], error) for i, error in ro.errors.items() if alive[i]]
+        failed = [(rows[i], error, i in ro.bad_kv) for i, error in ro.errors.items() if alive[i]]
         if ro.errors:
             alive[list(ro.errors)] = False
         logprobs = ro.logprobs or []
@@ -204,10 +204,8 @@ class Scheduler:
             if late:
                 void(state, ahead, rows[late])
             give_late_keys(state, rows[alive], ahead.keyed_blocks)
-        for row, error in failed:
-            request = state.table.requests[row]
-            self.pool.drop_keys(request.block_ids)
-            outputs.append(state.end_with_error(request, error))
+        for row, error, has_bad_kv in failed:
+            outputs.append(state.end_with_error(state.table.requests[row], error, has_bad_kv))
         state.close_gaps()
         return outputs
 
@@ -221,9 +219,13 @@ class Scheduler:
         for block_ids in flight.keyed_blocks.values():
             self.pool.drop_keys(block_ids)
         state.freed_rows = [*so.freed_rows, *state.freed_rows]
+        state.blocks_to_clear += so.blocks_to_clear
         alive = state.is_alive(so.rows, flight.epochs)
         requests = state.table.requests[so.rows[alive]].tolist()
+        held = [block_id for request in requests for block_id in request.block_ids]
         outputs = [state.end_with_error(request, error) for request in requests]
+        # What the step should have written may be anything; blocks of earlier steps have keys.
+        state.clear_later(b for b in held if self.pool.key_of(b) is None)
         state.close_gaps()
         return outputs
 
@@ -305,9 +307,10 @@ class Scheduler:
             freed_rows=tuple(dict.fromkeys(state.freed_rows)),
             new_rows=tuple(draft.new_rows),
             new_block_ids=tuple(draft.new_blocks),
+            blocks_to_clear=tuple(dict.fromkeys(state.blocks_to_clear)),
             feeds=feeds,
         )
         self._flights[so.step_id] = Flight(rows, table.epoch[rows], draft.keyed_blocks)
         self._next_step_id += 1
-        state.freed_rows = []
+        state.freed_rows, state.blocks_to_clear = [], []
         return so

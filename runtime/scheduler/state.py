@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +31,8 @@ class SchedulerState:
     requests: dict[str, Request] = field(default_factory=dict)
     freed_rows: list[int] = field(default_factory=list)
     """Not yet reported to the runner."""
+    blocks_to_clear: list[int] = field(default_factory=list)
+    """Free blocks with K/V that may be not finite; not yet reported to the runner."""
     lost_tokens: dict[str, int] = field(default_factory=dict)
     """request_id -> computed tokens that its preemption threw away, until it is back."""
     prompt_logprobs: dict[str, list[Logprobs]] = field(default_factory=dict)
@@ -65,10 +68,22 @@ class SchedulerState:
         del self.requests[request.request_id]
         self.lost_tokens.pop(request.request_id, None)
 
-    def end_with_error(self, request: Request, error: str) -> RequestOutput:
+    def end_with_error(
+        self, request: Request, error: str, has_bad_kv: bool = False
+    ) -> RequestOutput:
+        """With `has_bad_kv` nobody finds its blocks again, and they are cleared."""
         request.error = error
+        block_ids = request.block_ids
+        if has_bad_kv:
+            self.pool.drop_keys(block_ids)
         self.end(request, FinishReason.ERROR)
+        if has_bad_kv:
+            self.clear_later(block_ids)
         return RequestOutput(request, None, FinishReason.ERROR)
+
+    def clear_later(self, block_ids: Iterable[int]) -> None:
+        """Has those of the blocks that nobody holds zeroed before they are written again."""
+        self.blocks_to_clear += [b for b in block_ids if not self.pool.ref_count(b)]
 
     def close_gaps(self) -> None:
         """Takes rows that were freed out of the running order; before any row is taken again."""

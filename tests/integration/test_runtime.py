@@ -280,6 +280,20 @@ def test_non_finite_logits_end_that_request_and_no_other(runtime, monkeypatch):
     assert again.token_ids == expected[1].token_ids
 
 
+def test_non_finite_keys_and_values_do_not_outlive_their_request(runtime):
+    runtime.reset_prefix_cache()
+    runner = runtime.engine.runner
+    request_id = runtime.add_request(token_ids=list(range(40, 60)), params=GREEDY)
+    runtime.step()
+    held = runtime._live[request_id].samples[0].request.block_ids
+    runner.kv[3].v[held] = math.nan
+    while runtime.has_unfinished():
+        last = runtime.step()[-1]
+    assert last.finished.finish_reason == "error"
+    runtime.generate([list(range(90, 96))], {**GREEDY, "max_tokens": 1})
+    assert all(bool(t.isfinite().all()) for kv in runner.kv for t in kv)
+
+
 @pytest.mark.case("PC07")
 def test_a_salt_separates_tenants(runtime):
     prompt = list(range(200, 220))

@@ -106,6 +106,7 @@ class FakeRunner:
 def output_of(
     so: SchedulerOutput, sampled: list[int], errors: dict[int, str] | None = None, **extra
 ) -> RunnerOutput:
+    extra.setdefault("bad_kv", tuple(errors or ()))
     shape = StepShape(so.num_tokens, so.num_tokens, so.num_reqs, so.num_reqs, "eager")
     return RunnerOutput(np.array(sampled, np.int32), shape, errors or {}, **extra)
 

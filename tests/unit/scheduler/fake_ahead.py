@@ -94,7 +94,11 @@ class AheadBench(Bench):
 
     def collect(self, errors: dict[int, str] | None = None) -> list[RequestOutput]:
         launched = self.flights.popleft()
-        ro = replace(self.runner.collect(launched, self.flights), errors=errors or {})
+        ro = replace(
+            self.runner.collect(launched, self.flights),
+            errors=errors or {},
+            bad_kv=tuple(errors or ()),
+        )
         return self.note(self.scheduler.update_from_output(launched.so, ro))
 
     def fail_all(self) -> list[RequestOutput]:

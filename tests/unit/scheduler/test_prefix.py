@@ -200,6 +200,32 @@ def test_a_request_that_errs_late_drops_the_keys_of_all_its_blocks():
     assert bench.scheduler.pool.num_cached_prefixes == 0
 
 
+def test_blocks_of_non_finite_kv_are_cleared_before_they_are_used_again():
+    bench = Bench(make_scheduler())
+    bad, good = make_request("bad", [1] * 10, 6), make_request("good", [9] * 10, 6)
+    bench.add(bad, good)
+    so = bench.schedule()
+    held = list(bad.block_ids)
+    bench.complete(so, {0: "NaN"})
+    after = bench.schedule()
+    assert sorted(after.blocks_to_clear) == sorted(held)
+    assert bench.complete(after)
+    assert bench.schedule().blocks_to_clear == ()
+
+
+def test_an_error_that_says_nothing_of_the_kv_leaves_the_keys():
+    bench = Bench(make_scheduler())
+    bad = make_request("bad", list(range(10)), 6)
+    bench.add(bad)
+    so = bench.schedule()
+    bench.scheduler.update_from_output(so, output_of(so, [3], {0: "a processor"}, bad_kv=()))
+    assert bench.scheduler.pool.num_cached_prefixes == 2
+    again = make_request("again", list(range(10)), 6)
+    bench.add(again)
+    assert bench.schedule().blocks_to_clear == ()
+    assert again.num_cached_tokens == 8
+
+
 def test_a_failed_step_spares_requests_that_were_not_in_it():
     bench = Bench(make_scheduler(max_num_seqs=1))
     first, waiting = make_request("a", [1] * 5, 3), make_request("b", [2] * 5, 3)
