@@ -37,6 +37,7 @@ from attention_backends._native import (
     launch,
     load_library,
 )
+from attention_backends._pair import choose_pair
 
 __all__ = [
     "NULL_BLOCK",
@@ -61,6 +62,7 @@ __all__ = [
     "backend_names",
     "best_isa",
     "choose_backend",
+    "choose_pair",
     "compiler_problem",
     "examine_all",
     "examine_layers",

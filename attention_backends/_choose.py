@@ -61,13 +61,19 @@ def examine_all(
 
 
 def choose_backend(
-    name: str, shapes: Sequence[AttentionShape], block_size: int | None, device: torch.device
+    name: str,
+    shapes: Sequence[AttentionShape],
+    block_size: int | None,
+    device: torch.device,
+    *,
+    key: str = "attention.backend",
 ) -> Choice:
     """The backend of that name, or for "auto" the most preferred one that is able.
 
     Args:
         shapes: one per layer.
         block_size: tokens; None takes what the backend prefers.
+        key: of the configuration, for messages.
 
     Raises:
         BackendChoiceError: an unknown name (with a suggestion), or one that cannot serve the model
@@ -78,14 +84,12 @@ def choose_backend(
         near = get_close_matches(name, [*names, "auto"], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         allowed = ", ".join(["auto", *names])
-        raise BackendChoiceError(
-            f"attention.backend: there is no backend {name!r}{hint} (allowed: {allowed})"
-        )
+        raise BackendChoiceError(f"{key}: there is no backend {name!r}{hint} (allowed: {allowed})")
     if name != "auto":
         answer = _ask(name, shapes, block_size, device)
         if answer.backend is not None and answer.support.ok:
             return Choice(answer.backend, answer.support, answer.block_size, {})
-        raise BackendChoiceError(_refusal(name, _ask_all(shapes, block_size, device)))
+        raise BackendChoiceError(_refusal(key, name, _ask_all(shapes, block_size, device)))
 
     passed_over: dict[str, str] = {}
     answers = _ask_all(shapes, block_size, device)
@@ -94,7 +98,7 @@ def choose_backend(
             log.info("attention backend: %s%s", candidate, _because(passed_over))
             return Choice(answer.backend, answer.support, answer.block_size, passed_over)
         passed_over[candidate] = answer.support.reason
-    raise BackendChoiceError(_refusal(name, answers))
+    raise BackendChoiceError(_refusal(key, name, answers))
 
 
 def _ask_all(
@@ -164,8 +168,8 @@ def _because(passed_over: dict[str, str]) -> str:
     return f" (passed over: {reasons})" if reasons else ""
 
 
-def _refusal(name: str, answers: dict[str, _Answer]) -> str:
-    lines = [f"attention.backend: {name} cannot serve this model here; every backend's answer:"]
+def _refusal(key: str, name: str, answers: dict[str, _Answer]) -> str:
+    lines = [f"{key}: {name} cannot serve this model here; every backend's answer:"]
     for candidate, answer in answers.items():
         support = answer.support
         verdict = f"able with block size {answer.block_size}" if support.ok else support.reason

@@ -16,7 +16,7 @@ from runtime.errors import ConfigError
 from runtime.models import ModelSpec, load_model, read_spec
 from runtime.runner import (
     ModelRunner,
-    choose_backend,
+    choose_backends,
     explain_out_of_memory,
     measure_footprint,
     size_kv_pool,
@@ -64,8 +64,8 @@ def build_engine(config: RuntimeConfig) -> Parts:
     num_ids = min(spec.vocab_size, tokenizer.num_ids) if tokenizer else spec.vocab_size
     grammars = Grammars(tokenizer, spec.vocab_size, spec.eos_token_ids) if tokenizer else None
     wanted = config.cache.block_size
-    choice = choose_backend(
-        config.attention.backend,
+    choice = choose_backends(
+        config.attention,
         loaded.attention_shapes,
         None if wanted == "auto" else wanted,
         device,

@@ -48,7 +48,7 @@ def _check_run(config: RunConfig) -> None:
     """Everything that opening a Runtime would decide, in the same order, without the weights."""
     from runtime.build import choose_device, resolve_max_model_len
     from runtime.models import attention_shapes, read_spec
-    from runtime.runner import choose_backend, size_kv_pool
+    from runtime.runner import choose_backends, size_kv_pool
 
     device = choose_device(config.engine.device)
     spec = read_spec(config.model)
@@ -57,7 +57,7 @@ def _check_run(config: RunConfig) -> None:
     wanted = config.cache.block_size
     block_size = wanted if isinstance(wanted, int) else None
     _print_backends("for this model", shapes, block_size, device)
-    choice = choose_backend(config.attention.backend, shapes, block_size, device)
+    choice = choose_backends(config.attention, shapes, block_size, device)
     _check_graphs(config, choice.support, device)
     num_blocks = size_kv_pool(config, spec, choice.block_size, device)
     length = resolve_max_model_len(config, spec, num_blocks, choice.block_size)

@@ -114,6 +114,12 @@ class AttentionConfig(Section):
     yaml_key: ClassVar[Key] = ("attention",)
 
     backend: str = Field("auto", description="a file name of attention_backends/, or auto")
+    prefill_backend: str | None = Field(
+        None, description="another one for steps with prompt chunks, of the same KV layout"
+    )
+    decode_backend: str | None = Field(
+        None, description="another one for steps with one token a request, of the same KV layout"
+    )
 
 
 class GraphsConfig(Section):

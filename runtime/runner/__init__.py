@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from runtime.runner.backend import choose_backend
+from runtime.runner.backend import choose_backend, choose_backends
 from runtime.runner.footprint import Footprint, explain_out_of_memory, measure_footprint
 from runtime.runner.model_runner import ModelRunner
 
@@ -15,6 +15,7 @@ __all__ = [
     "Footprint",
     "ModelRunner",
     "choose_backend",
+    "choose_backends",
     "explain_out_of_memory",
     "free_memory_bytes",
     "measure_footprint",

@@ -3,8 +3,9 @@ import re
 import pytest
 
 from attention_backends import backend_names, examine_all
+from runtime.config import AttentionConfig
 from runtime.errors import BackendError
-from runtime.runner import choose_backend
+from runtime.runner import choose_backend, choose_backends
 from tests.unit.attention_backends.reference import make_shape
 from tests.unit.runner.helpers import CPU
 
@@ -27,3 +28,27 @@ def test_each_backend_serves_a_block_size_or_refuses_it_before_any_forward(name,
     else:
         with pytest.raises(BackendError, match=re.escape(f"  {name}: {support.reason}")):
             choose_backend(name, shapes, block_size, CPU)
+
+
+def test_a_pair_that_cannot_share_its_cache_is_an_error_of_the_runtime():
+    config = AttentionConfig(backend="torch_paged", decode_backend="cpu_native")
+    if not examine_all([make_shape()], 16, CPU)["cpu_native"].ok:
+        pytest.skip("cpu_native is not able here")
+    with pytest.raises(BackendError, match=r"cannot share a KV cache: stride of K in layer 0"):
+        choose_backends(config, [make_shape()], 16, CPU)
+
+
+@pytest.mark.parametrize("key", ["prefill_backend", "decode_backend"])
+def test_a_pair_with_an_unknown_name_says_of_which_key(key):
+    config = AttentionConfig(**{"backend": "torch_paged", key: "torch_pagd"})
+    with pytest.raises(BackendError, match=rf"attention.{key}: there is no backend 'torch_pagd'"):
+        choose_backends(config, [make_shape()], 16, CPU)
+
+
+def test_one_backend_for_both():
+    for config in (
+        AttentionConfig(backend="torch_paged"),
+        AttentionConfig(prefill_backend="torch_paged", decode_backend="torch_paged"),
+    ):
+        choice = choose_backends(config, [make_shape()], 16, CPU)
+        assert choice.backend.name == "torch_paged"
