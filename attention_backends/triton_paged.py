@@ -6,10 +6,11 @@ import importlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.overrides import wrap_torch_function
 
 from attention_backends._chip import is_installed, num_multiprocessors, refuse_chip
 from attention_backends._interface import (
@@ -74,7 +75,7 @@ class Backend:
             support = self.examine(shape, block_size, device)
             if not support.ok:
                 raise ValueError(f"triton_paged: {support.reason}")
-        self._kernels = importlib.import_module("attention_backends._triton_kernels")
+        importlib.import_module("attention_backends._triton_kernels")  # fails here, not in a step
         self._layers = list(shapes)
         self._shapes, self._shape_of_layer = group_shapes(shapes)
         self._block_size = block_size
@@ -174,7 +175,7 @@ class Backend:
         plan: TritonPlan,
     ) -> None:
         arrays, tiles = plan.arrays, ragged_tiles(shape)
-        self._kernels.ragged[(launch.num_tiles, shape.num_kv_heads)](
+        operands = (
             q,
             kv.k,
             kv.v,
@@ -189,8 +190,9 @@ class Backend:
             *out.stride()[:2],
             *kv.k.stride()[:3],
             arrays.block_table.stride(0),
-            **constants(shape, self._block_size, tiles),
         )
+        grid = (launch.num_tiles, shape.num_kv_heads)
+        _launch("ragged", grid, operands, constants(shape, self._block_size, tiles))
 
     def _run_decode(
         self,
@@ -204,7 +206,7 @@ class Backend:
         arrays, tiles = plan.arrays, decode_tiles(shape)
         max_blocks = arrays.block_table.shape[1]
         split = {"SPLITS": launch.num_splits, "MIN_TILES": max(1, MIN_SPLIT_TOKENS // tiles.keys)}
-        self._kernels.decode[(plan.num_reqs, shape.num_kv_heads, launch.num_splits)](
+        operands = (
             q,
             kv.k,
             kv.v,
@@ -220,12 +222,12 @@ class Backend:
             *out.stride()[:2],
             *kv.k.stride()[:3],
             arrays.block_table.stride(0),
-            **constants(shape, self._block_size, tiles),
-            **split,
         )
+        grid = (plan.num_reqs, shape.num_kv_heads, launch.num_splits)
+        _launch("decode", grid, operands, {**constants(shape, self._block_size, tiles), **split})
         if launch.num_splits == 1:
             return
-        self._kernels.reduce[(plan.num_reqs, shape.num_q_heads)](
+        operands = (
             launch.partial,
             launch.lse,
             out,
@@ -233,9 +235,19 @@ class Backend:
             arrays.seq_lens,
             max_blocks,
             *out.stride()[:2],
-            **reduce_constants(shape, self._block_size),
-            **split,
         )
+        grid = (plan.num_reqs, shape.num_q_heads)
+        _launch("reduce", grid, operands, {**reduce_constants(shape, self._block_size), **split})
+
+
+@wrap_torch_function(lambda name, grid, operands, _: [x for x in operands if isinstance(x, Tensor)])
+def _launch(
+    name: str, grid: tuple[int, ...], operands: tuple[Any, ...], constants: dict[str, Any]
+) -> None:
+    """Every launch, as a torch function mode sees it: a recorder of captures may keep the call."""
+    from attention_backends import _triton_kernels
+
+    getattr(_triton_kernels, name)[grid](*operands, **constants)
 
 
 def _refuse(shape: AttentionShape, block_size: int, device: torch.device) -> str:

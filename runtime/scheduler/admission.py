@@ -9,6 +9,7 @@ import numpy as np
 
 from runtime.config.schema import SchedulerConfig
 from runtime.kv_cache import PrefixHit
+from runtime.params import SamplingParams
 from runtime.request import Request, RequestStatus
 from runtime.scheduler.draft import Draft
 from runtime.scheduler.keys import give_row_keys
@@ -103,7 +104,7 @@ class Admission:
             num_prompt_tokens=request.num_prompt_tokens,
             num_computed_tokens=num_cached,
             block_ids=list(request.block_ids),
-            params=request.params,
+            params=_params_to_run(request),
             eos_token_ids=request.eos_token_ids,
         )
         draft.add_admitted(new, count)
@@ -126,6 +127,13 @@ class Admission:
             stats.recomputed_tokens += max(0, lost - num_cached)
             stats.preempted_query_tokens += num_asked
             stats.preempted_hit_tokens += num_cached
+
+
+def _params_to_run(request: Request) -> SamplingParams:
+    """The runner makes the log-probabilities of a prompt once, not again after a preemption."""
+    if request.params.prompt_logprobs is None or _wants_prompt_logprobs(request):
+        return request.params
+    return request.params.updated(prompt_logprobs=None)
 
 
 def _wants_prompt_logprobs(request: Request) -> bool:
