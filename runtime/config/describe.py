@@ -16,6 +16,7 @@ from pydantic import BaseModel
 _BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
 _NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 _PLURALS = {int: "integers", float: "numbers", str: "strings", bool: "true or false"}
+_CONSTANTS = {"None": "null", "True": "true", "False": "false"}
 _TRUE, _FALSE = ("true", "yes", "on", "y"), ("false", "no", "off", "n")
 
 
@@ -63,13 +64,18 @@ def allowed_values(annotation: Any) -> str:
 def show(value: object) -> str:
     """A value as YAML would spell it, cut where it is long."""
     if value is None:
-        return "null (nothing)"
+        return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
         return "a mapping"
     text = f'"{value}"' if isinstance(value, str) else str(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def as_yaml(message: str) -> str:
+    """A message about a Python value, for those who wrote YAML or JSON."""
+    return re.sub(r"\bgot (None|True|False)\b", lambda m: f"got {_CONSTANTS[m[1]]}", message)
 
 
 def hint_for(annotation: Any, value: object) -> str:
@@ -90,6 +96,8 @@ def hint_for(annotation: Any, value: object) -> str:
         near = get_close_matches(value.lower(), literals, n=1)
         if near:
             return f"; did you mean {near[0]}?"
+    if isinstance(value, Mapping) and any(get_origin(kind) is list for kind in kinds):
+        return "; the items of a list cannot be set one by one, write the whole list"
     if str in kinds and isinstance(value, (bool, int, float)):
         return f'; write it in quotes: "{show(value)}"'
     return ""

@@ -48,6 +48,14 @@ def limit_problems(
                 f"got {scheduler.long_prefill_token_threshold}",
             )
         )
+    if config.cache.num_blocks is not None and config.cache.memory != "auto":
+        found.append(
+            Problem(
+                ("cache", "num_blocks"),
+                f"must be null where cache.memory is given ({config.cache.memory} bytes): each "
+                "alone says how large the pool is; set cache.memory to auto, or leave this out",
+            )
+        )
     above = [] if config.graphs.sizes == "auto" else config.graphs.sizes
     above = [size for size in above if size > scheduler.max_num_batched_tokens]
     if above:

@@ -80,8 +80,10 @@ def _merge(
             _merge(values, provenance, (*key, name), inside, origin)
         return
     target: dict[Any, Any] = values
-    for part in key[:-1]:
+    for length, part in enumerate(key[:-1], start=1):
         if not isinstance(target.get(part), dict):
+            if target.get(part) is not None:
+                provenance.replace(key[:length], origin)
             target[part] = {}
         target = target[part]
     target[key[-1]] = value
@@ -124,8 +126,9 @@ def _from_environment(env: Mapping[str, str]) -> Iterator[_Setting]:
 
 
 def _near_variable(name: str, known: list[str]) -> str:
-    same_end = [k for k in known if k.endswith("__" + name.removeprefix(ENV_PREFIX))]
-    near = same_end or get_close_matches(name, known, n=1)
+    end = name.removeprefix(ENV_PREFIX)  # the prefix is no likeness
+    ends = [k.removeprefix(ENV_PREFIX) for k in (*known, *sorted(ENV_SPECIALS))]
+    near = [e for e in ends if e.endswith(f"__{end}")] or get_close_matches(end, ends, n=1)
     if near:
-        return f"did you mean {near[0]}?"
+        return f"did you mean {ENV_PREFIX}{near[0]}?"
     return f"names are {ENV_PREFIX}SECTION__KEY, such as {environment_name(('model', 'path'))}"

@@ -46,7 +46,10 @@ def config_error(
     lines = []
     for problem in problems:
         where = origin(problem.key) if origin else ""
-        lines.append(f"{where}: " * bool(where) + f"{dotted(problem.key)}: {problem.message}")
+        name = dotted(problem.key)
+        if where:
+            name = where if where.endswith(f" {name}") else f"{where}: {name}"
+        lines.append(f"{name}: {problem.message}")
     return error_of_lines(lines)
 
 
@@ -129,10 +132,15 @@ def _message(
     return f"must be {allowed_values(annotation)}, got {show(value)}{hint_for(annotation, value)}"
 
 
+_SYNONYMS = {"messages": "chat"}
+
+
 def _unknown_key(model: type[BaseModel], key: Key) -> str:
     name = str(key[-1])
     section = annotation_of(model, key[:-1]) if len(key) > 1 else model
     known = list(section.model_fields) if hasattr(section, "model_fields") else []
+    if _SYNONYMS.get(name) in known:
+        return f"unknown key; did you mean {_SYNONYMS[name]}?"
     if not get_close_matches(name, known, n=1):
         elsewhere = [k for k in leaf_keys(model) if k[-1] == name]
         if elsewhere:

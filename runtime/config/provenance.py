@@ -38,9 +38,11 @@ class Provenance:
     def place(self, key: Key) -> str:
         """Where an error about the key is mended, such as `run.yaml:7`.
 
-        For a key that nobody set, where its section is or the file begins; "" without a file.
+        For a key that nobody set, where its section is, or what set something inside it, or the
+        file begins; "" without a file.
         """
-        for length in range(len(key), -1, -1):
+        for length in range(len(key), 0, -1):
             if key[:length] in self._origins:
                 return self._origins[key[:length]].where
-        return ""
+        inside = (o.where for k, o in self._origins.items() if key and k[: len(key)] == key)
+        return next(inside, self._origins.get((), DEFAULT).where)

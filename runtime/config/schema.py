@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from runtime.config.describe import as_yaml
 from runtime.config.limits import limit_problems
 from runtime.config.model_path import resolve_model_path
 from runtime.config.problems import Key, Problem, ProblemsError
@@ -32,7 +33,8 @@ def _sampling_problems(values: dict[str, Any]) -> list[Problem]:
     try:
         SamplingParams.from_dict(values)
     except RequestError as error:
-        return [Problem((error.field,), str(error).removeprefix(f"{error.field}: "))]
+        message = as_yaml(str(error).removeprefix(f"{error.field}: "))
+        return [Problem((error.field,), message)]
     except TypeError as error:
         return [Problem((), str(error))]
     return []
@@ -65,7 +67,7 @@ class ModelConfig(Section):
     quantization: Literal["none", "int8"] = Field(
         "none", description="int8: weights cut to 8 bits at load, a scale for each output"
     )
-    max_model_len: PositiveInt | Auto = Field(
+    max_model_len: Annotated[int, Field(ge=2)] | Auto = Field(
         "auto",
         description="longest prompt + output; auto: the model's, reduced to what the KV pool holds",
     )
@@ -103,9 +105,12 @@ class CacheConfig(Section):
     )
     memory: Memory = Field(
         "auto",
-        description="bytes of the KV pool: a number, or 4GiB; auto: a share of what is free",
+        description="bytes of the KV pool: a number, or 4GiB; auto: what max_num_seqs requests can "
+        "use, within a share of what is free, and about 4 GiB on a CPU",
     )
-    num_blocks: PositiveInt | None = Field(None, description="usable KV blocks; overrides memory")
+    num_blocks: PositiveInt | None = Field(
+        None, description="usable KV blocks, where memory is auto"
+    )
     prefix_caching: bool = True
     hash: Literal["xxh3_128", "sha256"] = "xxh3_128"
 
@@ -198,9 +203,13 @@ class RuntimeConfig(Section):
 class RequestConfig(Section):
     """One entry of a run file's `requests`: exactly one of prompt, chat, token_ids."""
 
+    id: str | int | None = Field(None, description="the request's name in the output file")
     prompt: str | None = None
     chat: list[dict[str, Any]] | None = None
     token_ids: list[int] | None = None
+    tools: list[dict[str, Any]] | None = Field(
+        None, description="functions that the chat template may offer the model"
+    )
     sampling: Sampling = Field(default_factory=dict, description="changes to the run's sampling")
     priority: int = Field(0, description="lower runs first under scheduler.order: priority")
     cache_salt: str | None = Field(
@@ -215,6 +224,8 @@ class RequestConfig(Section):
             raise ValueError(
                 f"must have exactly one of {', '.join(names)}, got {' and '.join(given) or 'none'}"
             )
+        if self.tools is not None and self.chat is None:
+            raise ProblemsError([Problem(("tools",), f"go with chat only, not with {given[0]}")])
         return self
 
 

@@ -33,11 +33,11 @@ class Document(NamedTuple):
 
 
 def read_yaml(path: str) -> Document:
-    """Read a file whose top is a mapping; an empty file is an empty mapping.
+    """Read a file whose top is a mapping.
 
     Raises:
-        ConfigError: no such file, no text in UTF-8, broken YAML (with its line), a duplicate key, a
-            tag, or a top that is no mapping.
+        ConfigError: no such file, an empty one, no text in UTF-8, broken YAML (with its line), a
+            duplicate key, a tag, or a top that is no mapping.
     """
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
@@ -48,7 +48,7 @@ def read_yaml(path: str) -> Document:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     root = _load(text, path)
     if root is None:
-        return Document({}, {(): 1})
+        raise ConfigError(f"{path}: the file is empty; it must hold sections (model:, ...)")
     if not isinstance(root, CommentedMap):
         raise ConfigError(f"{path}: must be a mapping of sections (model:, scheduler:, ...)")
     lines: dict[Key, int] = {}

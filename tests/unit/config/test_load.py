@@ -81,7 +81,7 @@ def test_words_are_no_booleans(run_file, word):
     path = run_file(f"model: {{path: x}}\ncache:\n  prefix_caching: {word}\n")
     with pytest.raises(ConfigError, match=r"run.yaml:3: cache.prefix_caching: must be true or"):
         load_run_config(path, [], {})
-    with pytest.raises(ConfigError, match=r"^--set cache.prefix_caching: cache.prefix_caching: "):
+    with pytest.raises(ConfigError, match=r"^--set cache.prefix_caching: must be true or"):
         load_run_config(None, ["model.path=x", f"cache.prefix_caching={word}"], {})
 
 
@@ -101,7 +101,7 @@ def test_problems_name_their_place(run_file):
     lines = [line.strip() for line in str(caught.value).splitlines()]
     assert lines[0] == "4 problems in the configuration:"
     assert sorted(lines[1:]) == [
-        '--set cache.hash: cache.hash: must be one of xxh3_128, sha256, got "md5"',
+        '--set cache.hash: must be one of xxh3_128, sha256, got "md5"',
         f"{path}:4: scheduler.max_num_batched_token: unknown key; "
         "did you mean max_num_batched_tokens?",
         f"{path}:6: sampling.top_p: must be in (0, 1], got 2",
@@ -115,9 +115,10 @@ def test_problems_name_their_place(run_file):
     ("name", "suggestion"),
     [
         ("STEPGRAPH_SCHEDULER__MAX_NUM_SEQ", "did you mean STEPGRAPH_SCHEDULER__MAX_NUM_SEQS?"),
+        ("STEPGRAPH_CACHE_DIRR", "did you mean STEPGRAPH_CACHE_DIR?"),
         ("STEPGRAPH_BLOCK_SIZE", "did you mean STEPGRAPH_CACHE__BLOCK_SIZE?"),
         (
-            "STEPGRAPH_1234567890",
+            "STEPGRAPH_FOO",
             "names are STEPGRAPH_SECTION__KEY, such as STEPGRAPH_MODEL__PATH",
         ),
     ],
@@ -139,6 +140,57 @@ def test_flags_that_are_no_settings(text):
         load_run_config(None, [text], {})
 
 
+@pytest.mark.parametrize("text", [BASE, BASE + "requests: [{prompt: in the file}]\n"])
+def test_a_flag_is_blamed_for_what_it_replaced(run_file, text):
+    path = run_file(text)
+    for flag, message in [
+        (
+            "requests.0.prompt",
+            "requests: must be a list of mappings, got a mapping; the items of a list cannot be "
+            "set one by one, write the whole list",
+        ),
+        ("model.path.x", "model.path: must be a string, got a mapping"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            load_run_config(path, [f"{flag}=hi"], {})
+        assert str(caught.value) == f"--set {flag}: {message}"
+
+
+def test_a_key_that_nobody_set_is_missing_from_the_file(run_file):
+    path = run_file("cache: {hash: sha256}\n")
+    with pytest.raises(ConfigError, match=rf"^{path}:1: model.path: missing"):
+        load_run_config(path, ["model.seed=3"], {})
+    with pytest.raises(ConfigError, match=r"^model.path: missing"):
+        load_run_config(None, ["model.seed=3"], {})
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("messages: [{role: user, content: x}]", "messages: unknown key; did you mean chat?"),
+        ("chat: null", "must have exactly one of prompt, chat, token_ids, got none"),
+        ("{prompt: a, tools: [{name: f}]}", "tools: go with chat only, not with prompt"),
+        ("{prompt: a, id: 1.5}", "id: must be a string or an integer or null, got 1.5"),
+        ("{prompt: a, sampling: {top_p: null}}", "sampling.top_p: must be in (0, 1], got null"),
+        (
+            "{prompt: a, sampling: {max_tokens: true}}",
+            "sampling.max_tokens: must be an integer >= 1, got true",
+        ),
+    ],
+)
+def test_entries_that_are_no_requests(run_file, entry, message):
+    with pytest.raises(ConfigError) as caught:
+        load_run_config(run_file(f"model: {{path: x}}\nrequests:\n- {entry}\n"), [], {})
+    where = ": " if message.startswith("must") else "."
+    assert f"run.yaml:3: requests[0]{where}{message}" in str(caught.value)
+
+
+def test_a_request_may_have_a_name_and_tools(run_file):
+    entry = "{id: a1, chat: [{role: user, content: x}], tools: [{name: f}]}"
+    config, _ = load_run_config(run_file(f"model: {{path: x}}\nrequests: [{entry}]\n"), [], {})
+    assert (config.requests[0].id, config.requests[0].tools) == ("a1", [{"name": "f"}])
+
+
 def test_a_section_without_keys_is_its_defaults(run_file):
     path = run_file("model: {path: x}\nscheduler:\n  # max_num_seqs: 4\nrequests:\n")
     config, _ = load_run_config(path, [], {})
@@ -154,7 +206,7 @@ def test_an_unknown_section_without_keys_is_unknown(run_file):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"run.yaml:1: model.path: missing"),
+        ("# nothing\n", r"run.yaml: the file is empty; it must hold sections"),
         ("cache: {}\n\nmodel:\n  seed: 1\n", r"run.yaml:3: model.path: missing"),
         ("model: x\n", r"run.yaml:1: model: must be a mapping with the keys path"),
         ("model: {path: x}\nrequests: {a: 1}", r"run.yaml:2: requests: must be a list of mappings"),

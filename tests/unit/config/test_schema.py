@@ -226,6 +226,21 @@ def test_sizes_that_no_bucket_can_have(sizes, why):
     assert message_of(graphs={"sizes": sizes}) == f"graphs.sizes: {why}"
 
 
+def test_a_pool_has_one_size():
+    message = message_of(cache={"num_blocks": 8, "memory": "1KiB"})
+    assert message.startswith(
+        "cache.num_blocks: must be null where cache.memory is given (1024 bytes): "
+    )
+    assert config(cache={"num_blocks": 8, "memory": "auto"}).cache.num_blocks == 8
+
+
+def test_the_shortest_request_has_a_prompt_and_an_output():
+    assert message_of(model={"path": "x", "max_model_len": 1}) == (
+        "model.max_model_len: must be an integer >= 2 or auto, got 1"
+    )
+    assert config(model={"path": "x", "max_model_len": 2}).model.max_model_len == 2
+
+
 def test_sizes_may_come_in_any_order():
     assert config(graphs={"sizes": [8, 1, 2048]}).graphs.sizes == [8, 1, 2048]
     with pytest.raises(ConfigError, match=r"^graphs\.sizes: "):

@@ -48,8 +48,9 @@ def test_anchors_and_merge_keys_become_plain_values(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", "# only a comment\n", "---\n"])
-def test_an_empty_file_is_an_empty_mapping(tmp_path, content):
-    assert read_yaml(written(tmp_path, content)).values == {}
+def test_an_empty_file_is_said_to_be_empty(tmp_path, content):
+    with pytest.raises(ConfigError, match=r"run\.yaml: the file is empty"):
+        read_yaml(written(tmp_path, content))
 
 
 @pytest.mark.parametrize(
