@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 CPU_SHARE = 0.5
 """Of the free memory: activations, and whatever else runs on the machine, need the rest."""
+CPU_MOST_BYTES = 4 << 30
+"""Of a pool under `cache.memory: auto`: the machine is not this process's alone."""
 CUDA_SHARE = 0.85
 """Of the free memory, where nothing has been measured."""
 MEASURED_SHARE = 0.95
@@ -34,6 +36,8 @@ class _Room(NamedTuple):
     """bytes that can be taken at all, `beside` included"""
     share: float
     """of `free`, for the pool under `cache.memory: auto` and what stands beside it"""
+    most: int
+    """bytes of the pool under `cache.memory: auto`, whatever is free"""
     beside: int
     """bytes that other parts will take"""
     parts: str
@@ -49,8 +53,9 @@ def size_kv_pool(
 ) -> int:
     """Usable blocks of the pool, the reserved ones excluded; call it once the weights are loaded.
 
-    `cache.num_blocks`, else `cache.memory`; auto takes a share of the free memory, and no more
-    than `scheduler.max_num_seqs` requests of the longest length can use.
+    `cache.num_blocks`, else `cache.memory`; auto takes a share of the free memory, no more than
+    `scheduler.max_num_seqs` requests of the longest length can use, and on the CPU no more than
+    CPU_MOST_BYTES, save that a request of an explicit `model.max_model_len` may need more.
 
     Args:
         footprint: what the other parts will take, where it was measured.
@@ -67,9 +72,17 @@ def size_kv_pool(
 
 def _room(footprint: Footprint | None, device: torch.device) -> _Room:
     if footprint is None:
-        share = CUDA_SHARE if device.type == "cuda" else CPU_SHARE
-        return _Room(free_memory_bytes(device), share, 0, "")
-    return _Room(footprint.free, MEASURED_SHARE, footprint.beside_pool, _parts_of(footprint))
+        free = free_memory_bytes(device)
+        if device.type == "cuda":
+            return _Room(free, CUDA_SHARE, free, 0, "")
+        return _Room(free, CPU_SHARE, CPU_MOST_BYTES, 0, "")
+    return _Room(
+        footprint.free,
+        MEASURED_SHARE,
+        footprint.free,
+        footprint.beside_pool,
+        _parts_of(footprint),
+    )
 
 
 def _num_blocks(config: RuntimeConfig, spec: ModelSpec, block_size: int, room: _Room) -> int:
@@ -105,7 +118,11 @@ def _auto_blocks(config: RuntimeConfig, spec: ModelSpec, block_size: int, room: 
     fitting = (int(room.free * room.share) - room.beside) // block_bytes - NUM_RESERVED_BLOCKS
     wanted = config.model.max_model_len
     longest = wanted if isinstance(wanted, int) else spec.max_position
-    return min(fitting, config.scheduler.max_num_seqs * blocks_for(longest, block_size))
+    of_one = blocks_for(longest, block_size)
+    most = room.most // block_bytes - NUM_RESERVED_BLOCKS
+    if isinstance(wanted, int):
+        most = max(most, of_one)
+    return min(fitting, most, config.scheduler.max_num_seqs * of_one)
 
 
 def _check_free(key: str, needed: int, room: _Room) -> None:

@@ -34,13 +34,22 @@ def test_memory_pays_for_the_reserved_blocks_too(size):
 
 def test_num_blocks_is_taken_as_it_is(size):
     assert size(num_blocks=7) == 7
-    assert size(num_blocks=7, memory="1MiB") == 7
+    assert size(num_blocks=7, memory="auto") == 7
 
 
 def test_auto_takes_a_share_and_no_more_than_all_rows_can_use(size):
     assert size(free=2 * 22 * BLOCK_BYTES) == 20
     assert size(free=10**12) == 4 * 16  # 64 positions: 63 slots in 16 blocks
     assert size(free=10**12, max_model_len=10) == 4 * 3
+
+
+def test_auto_leaves_most_of_a_large_machine_alone(size, monkeypatch):
+    monkeypatch.setattr(kv_memory, "CPU_MOST_BYTES", 12 * BLOCK_BYTES)
+    assert size(free=10**12) == 10
+    assert size(free=10**12, max_num_seqs=1, max_model_len=10) == 3
+    assert size(free=10**12, max_model_len=64) == 16  # one such request needs more, and gets it
+    assert size(free=2 * 8 * BLOCK_BYTES, max_model_len=64) == 6
+    assert size(free=10**12, memory=30 * BLOCK_BYTES) == 28
 
 
 @pytest.mark.case("LD17")
