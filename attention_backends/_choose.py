@@ -95,7 +95,11 @@ def choose_backend(
     answers = _ask_all(shapes, block_size, device)
     for candidate, answer in answers.items():
         if answer.backend is not None and answer.support.ok:
-            log.info("attention backend: %s%s", candidate, _because(passed_over))
+            log.info("attention backend: %s", candidate)
+            if passed_over:
+                level = logging.DEBUG if device.type == "cpu" else logging.INFO
+                reasons = "; ".join(f"{other}: {why}" for other, why in passed_over.items())
+                log.log(level, "attention backends passed over: %s", reasons)
             return Choice(answer.backend, answer.support, answer.block_size, passed_over)
         passed_over[candidate] = answer.support.reason
     raise BackendChoiceError(_refusal(key, name, answers))
@@ -161,11 +165,6 @@ def examine_layers(
 
 def _preference(backend: type[AttentionBackend] | None) -> int:
     return getattr(backend, "preference", 0)
-
-
-def _because(passed_over: dict[str, str]) -> str:
-    reasons = "; ".join(f"{name}: {reason}" for name, reason in passed_over.items())
-    return f" (passed over: {reasons})" if reasons else ""
 
 
 def _refusal(key: str, name: str, answers: dict[str, _Answer]) -> str:

@@ -31,7 +31,7 @@ def load_mode(name: str) -> type[GraphMode]:
     if name not in names:
         close = difflib.get_close_matches(name, [*names, "auto"], n=2)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
-        raise GraphError(f"no graph mode {name!r}{hint} There are: auto, {', '.join(names)}")
+        raise GraphError(f"no graph mode {name!r}{hint} (allowed: auto, {', '.join(names)})")
     mode: type[GraphMode] = importlib.import_module(f"graphs.{name}").Mode
     return mode
 
@@ -58,8 +58,12 @@ def choose_mode(
     case = Case(case)
     if name == "auto":
         name = _best(case, support, device)
-        logger.info("graphs.%s: auto is %s", case.value, name)
-    mode = load_mode(name)
+        level = logging.DEBUG if name == "eager" else logging.INFO
+        logger.log(level, "graphs.%s: auto is %s", case.value, name)
+    try:
+        mode = load_mode(name)
+    except GraphError as error:
+        raise GraphError(f"graphs.{case.value}: {error}") from None
     reason = mode.examine(case, support, device)
     if reason:
         every = "".join(
@@ -72,7 +76,8 @@ def choose_mode(
 
 def _best(case: Case, support: Support, device: torch.device) -> str:
     if device.type != "cuda":
-        return "eager"
+        is_able = case is Case.DECODE and not load_mode("recorded").examine(case, support, device)
+        return "recorded" if is_able else "eager"
     if case is Case.DECODE and support.graph >= GraphSupport.ONE_TOKEN:
         return "full"
     return "segmented"

@@ -83,8 +83,9 @@ def test_an_unknown_name_lists_the_names_with_a_suggestion():
         choose_backend("_interface", SHAPES, 16, CPU)
 
 
-def test_auto_takes_the_most_preferred_able_one(backends, caplog):
-    caplog.set_level("INFO")
+@pytest.mark.parametrize("level", ["INFO", "DEBUG"])
+def test_auto_takes_the_most_preferred_able_one(backends, caplog, level):
+    caplog.set_level(level)
     backends(
         slow=fake(Support(True), 0),
         quick=fake(Support(True), 5),
@@ -93,7 +94,9 @@ def test_auto_takes_the_most_preferred_able_one(backends, caplog):
     choice = choose_backend("auto", SHAPES, 16, CPU)
     assert choice.backend.preference == 5
     assert choice.passed_over == {"quicker": "no such chip"}
-    assert "quicker: no such chip" in caplog.text
+    assert "attention backend: quick\n" in caplog.text
+    told = "attention backends passed over: quicker: no such chip" in caplog.text
+    assert told == (level == "DEBUG")  # a CPU has no use for most of them
 
 
 def test_asking_for_one_that_cannot_lists_every_reason(backends):
