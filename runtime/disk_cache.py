@@ -91,6 +91,21 @@ def publish_folder(target: Path, write: Callable[[Path], None], *, needed_bytes:
         raise _explained(error, target) from error
 
 
+def check_writable(target: Path, *, needed_bytes: int = 0) -> None:
+    """What `publish_folder` would say of the place before it writes; nothing is left behind.
+
+    Raises:
+        ConfigError: the place cannot be written.
+        ModelError: the disk has too little room.
+    """
+    try:
+        there = next(folder for folder in target.parents if folder.exists())
+        with tempfile.TemporaryFile(dir=there):
+            _check_space(there, needed_bytes)
+    except OSError as error:
+        raise _explained(error, target) from error
+
+
 def _write_and_rename(target: Path, write: Callable[[Path], None]) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:

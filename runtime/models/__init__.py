@@ -7,14 +7,22 @@ from typing import TYPE_CHECKING, Any
 from runtime.models._spec import ModelSpec
 
 if TYPE_CHECKING:
-    from runtime.models._load import load_model, read_spec
+    from runtime.models._load import check_files, load_model, read_spec
     from runtime.models._loaded import LoadedModel, attention_shapes
 
-__all__ = ["LoadedModel", "ModelSpec", "attention_shapes", "load_model", "read_spec"]
+__all__ = [
+    "LoadedModel",
+    "ModelSpec",
+    "attention_shapes",
+    "check_files",
+    "load_model",
+    "read_spec",
+]
 
 _HOMES = {
     "LoadedModel": "_loaded",
     "attention_shapes": "_loaded",
+    "check_files": "_load",
     "load_model": "_load",
     "read_spec": "_load",
 }

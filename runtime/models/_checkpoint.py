@@ -57,6 +57,15 @@ class Checkpoint:
         except SafetensorError as error:
             raise ModelError(f"{self.folder / file_name}: cannot read {name}: {error}") from error
 
+    def check_files(self) -> None:
+        """Open every file: the library compares its size with its header.
+
+        Raises:
+            ModelError: one is missing, damaged or cut short.
+        """
+        for name in dict.fromkeys(self._file_of.values()):
+            self._file(name)
+
     def dtype(self) -> str:
         """The type of the first tensor, by the runtime's name, else by safetensors'."""
         name, file_name = next(iter(self._file_of.items()))

@@ -22,8 +22,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from runtime.config.schema import ModelConfig
-from runtime.disk_cache import cache_folder_of, is_whole, publish_folder
-from runtime.errors import ModelError
+from runtime.disk_cache import (
+    cache_folder_of,
+    cache_root,
+    check_writable,
+    is_whole,
+    publish_folder,
+)
+from runtime.errors import ConfigError, ModelError
 from runtime.models._checkpoint import INDEX_FILE, SINGLE_FILE
 from runtime.models._gguf_config import gguf_config
 from runtime.models._gguf_header import (
@@ -66,7 +72,7 @@ def converted_folder(path: Path, config: ModelConfig, spec: ModelSpec) -> Path:
         ModelError: the file is cut short or holds something unsupported, or the disk is full.
         ConfigError: the cache cannot be written.
     """
-    folder = cache_folder_of(path, config) / f"weights-v{CONVERTER_VERSION}-{spec.dtype}"
+    folder = _folder_of(path, config, spec)
     if is_whole(folder):
         return folder
     header = read_header(path)
@@ -78,8 +84,31 @@ def converted_folder(path: Path, config: ModelConfig, spec: ModelSpec) -> Path:
         _write(header, spec, into)
         _log.info("converted in %.1f s", time.perf_counter() - started)
 
-    publish_folder(folder, write, needed_bytes=int(spec.weight_bytes * 1.01))
+    publish_folder(folder, write, needed_bytes=_needed_bytes(spec))
     return folder
+
+
+def check_conversion(path: Path, config: ModelConfig, spec: ModelSpec) -> None:
+    """What `converted_folder` would refuse, without converting; reads the file only where the
+    cache cannot be written.
+
+    Raises:
+        ModelError, ConfigError: as `converted_folder`.
+    """
+    _check_tensors(read_header(path))
+    try:
+        check_writable(cache_root(config) / "gguf" / "any", needed_bytes=_needed_bytes(spec))
+    except (ModelError, ConfigError):
+        if not is_whole(_folder_of(path, config, spec)):
+            raise
+
+
+def _folder_of(path: Path, config: ModelConfig, spec: ModelSpec) -> Path:
+    return cache_folder_of(path, config) / f"weights-v{CONVERTER_VERSION}-{spec.dtype}"
+
+
+def _needed_bytes(spec: ModelSpec) -> int:
+    return int(spec.weight_bytes * 1.01)
 
 
 def _write(header: GgufHeader, spec: ModelSpec, folder: Path) -> None:

@@ -63,6 +63,22 @@ def load_model(config: ModelConfig, device: torch.device) -> LoadedModel:
     return build(spec, device, lambda model: fill_from_checkpoint(model, checkpoint))
 
 
+def check_files(config: ModelConfig, spec: ModelSpec) -> None:
+    """What `load_model` would refuse of the files, as far as headers and sizes tell.
+
+    Raises:
+        ModelError: a file of weights is missing, damaged or cut short.
+        ConfigError: the cache of converted weights cannot be written, and must be.
+    """
+    source = _locate(config)
+    if source.kind == "hf":
+        Checkpoint(source.path).check_files()
+    elif source.kind == "gguf":
+        from runtime.models._gguf_convert import check_conversion
+
+        check_conversion(source.path, config, spec)
+
+
 def _locate(config: ModelConfig) -> _Source:
     path = Path(config.path).expanduser()
     if not path.exists():

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from runtime.config.schema import ModelConfig
-from runtime.disk_cache import cache_folder_of, cache_root, is_whole, publish_folder
+from runtime.disk_cache import (
+    cache_folder_of,
+    cache_root,
+    check_writable,
+    is_whole,
+    publish_folder,
+)
 from runtime.errors import ConfigError, ModelError
 
 
@@ -75,6 +81,16 @@ def test_a_failed_write_leaves_nothing(
     with pytest.raises(expected, match=str(tmp_path)):
         publish_folder(tmp_path / "t", write)
     assert [path.name for path in tmp_path.iterdir()] == ["t.lock"]
+
+
+def test_whether_a_place_can_be_written_is_told_without_a_trace(tmp_path: Path) -> None:
+    check_writable(tmp_path / "not" / "yet" / "there")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write the conversion cache"):
+        check_writable(tmp_path / "file" / "cache")
+    with pytest.raises(ModelError, match="not enough disk space"):
+        check_writable(tmp_path / "cache", needed_bytes=1 << 60)
 
 
 def test_other_errors_pass_through_and_leave_nothing(tmp_path: Path) -> None:

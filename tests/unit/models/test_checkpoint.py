@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from runtime.config.schema import ModelConfig
 from runtime.errors import ConfigError, ModelError
-from runtime.models import load_model, read_spec
+from runtime.models import check_files, load_model, read_spec
 from tests.builders import make_hf_folder, write_config
 
 CPU = torch.device("cpu")
@@ -185,8 +185,14 @@ def test_a_truncated_file_is_named(tmp_path: Path, keep: int) -> None:
     content = (folder / SINGLE).read_bytes()
     assert len(content) > keep
     (folder / SINGLE).write_bytes(content[:keep])
-    with pytest.raises(ModelError, match=r"model.safetensors is not a whole safetensors file"):
-        load(folder)
+    for refuse in (load, check):
+        with pytest.raises(ModelError, match=r"model.safetensors is not a whole safetensors file"):
+            refuse(folder)
+
+
+def check(folder: Path) -> None:
+    config = ModelConfig(path=str(folder))
+    check_files(config, read_spec(config))
 
 
 def test_garbage_is_named(tmp_path: Path) -> None:
@@ -200,8 +206,9 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     folder = make_hf_folder(tmp_path, shard_bytes=40_000)
     shard = sorted(folder.glob("model-*.safetensors"))[1]
     shard.unlink()
-    with pytest.raises(ModelError, match=rf"{shard.name} is missing"):
-        load(folder)
+    for refuse in (load, check):
+        with pytest.raises(ModelError, match=rf"{shard.name} is missing"):
+            refuse(folder)
 
 
 def test_an_index_that_promises_too_much_is_told(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from runtime.config.schema import ModelConfig
 from runtime.disk_cache import cache_folder_of
 from runtime.errors import ConfigError, ModelError
-from runtime.models import _gguf_convert, load_model, read_spec
+from runtime.models import _gguf_convert, check_files, load_model, read_spec
 from runtime.models._gguf_header import TensorInfo, read_header
 from tests.builders import make_gguf, make_hf_folder
 
@@ -197,6 +197,19 @@ def test_truncated_at_any_place(tiny: Path, share: float) -> None:
     assert not list(tiny.parent.glob("cache/**/*.safetensors"))
 
 
+@pytest.mark.parametrize("missing_bytes", [1, 20_000])
+def test_truncated_data_is_seen_without_loading(tiny: Path, missing_bytes: int) -> None:
+    check(tiny)
+    tiny.write_bytes(tiny.read_bytes()[:-missing_bytes])
+    with pytest.raises(ModelError, match=r"t.gguf is cut short: the tensor .* ends at byte"):
+        check(tiny)
+
+
+def check(path: Path, **changes: Any) -> None:
+    config = config_of(path, **changes)
+    check_files(config, read_spec(config))
+
+
 def test_not_a_gguf_file(tiny: Path) -> None:
     tiny.write_bytes(b"<html>" * 1000)
     with pytest.raises(ModelError, match="does not begin with GGUF"):
@@ -355,6 +368,25 @@ def test_a_cache_that_cannot_be_written(tiny: Path) -> None:
     blocker.write_text("")
     with pytest.raises(ConfigError, match=r"model.cache_dir.*STEPGRAPH_CACHE_DIR"):
         parameters_of(tiny, cache_dir=str(blocker / "cache"))
+
+
+def test_a_place_for_the_conversion_is_looked_for_without_converting(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocker = tiny.parent / "file"
+    blocker.write_text("")
+    with pytest.raises(ConfigError, match=r"cannot write the conversion cache .*model.cache_dir"):
+        check(tiny, cache_dir=str(blocker / "cache"))
+    check(tiny)
+    assert not (tiny.parent / "cache").exists()
+    usage = shutil.disk_usage(tiny)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(ModelError, match=r"not enough disk space.*model.cache_dir"):
+        check(tiny)
+    monkeypatch.undo()
+    parameters_of(tiny)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    check(tiny)  # the conversion is there already
 
 
 def test_a_read_only_cache_still_serves_what_it_has(tiny: Path) -> None:
