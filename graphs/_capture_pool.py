@@ -91,9 +91,10 @@ class CapturePool:
         """
         try:
             with self._recorder.session(), torch.inference_mode():
-                for _ in range(self._num_warm_ups):
-                    output = self._output_for(key, call(run_in_place))
-                parts = self._record(call, output, breaks)
+                for _ in range(self._warm_ups()):
+                    self._output_for(key, call(run_in_place))
+                assert self._output is not None
+                parts = self._record(call, self._output[: key.num_tokens], breaks)
         except torch.OutOfMemoryError as error:
             raise GraphError(
                 f"out of memory while capturing {key}: lower cache.memory (the KV pool), leave the "
@@ -159,6 +160,11 @@ class CapturePool:
             raise
         output.fill_(float("nan") if output.is_floating_point() else -1)
         return parts
+
+    def _warm_ups(self) -> int:
+        if self._recorder.needs_warm_ups:
+            return self._num_warm_ups
+        return int(self._output is None)
 
     def _output_for(self, key: GraphKey, hidden: Tensor) -> Tensor:
         if hidden.shape[0] != key.num_tokens:

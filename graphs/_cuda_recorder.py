@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,8 @@ class CudaRecorder:
         device: a CUDA device.
         cuda: the module that captures; tests give a strict fake of `torch.cuda`.
     """
+
+    needs_warm_ups: ClassVar[bool] = True
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
         self._cuda = cuda

@@ -83,6 +83,7 @@ class Dispatcher:
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_padding = max_padding
+        self._pads_decode = decode.pads_decode
         self._stats = DispatchStats()
         baked_kinds = {Kind.DECODE, Kind.RAGGED} & {self._decode_kind, self._mixed_kind}
         bucketed_kv = support.bucketed_kv and bool(baked_kinds)
@@ -159,7 +160,7 @@ class Dispatcher:
         chosen: list[int] = []
         if serves_decode:
             chosen += (
-                decode_sizes(seqs)
+                self._decode_sizes(seqs)
                 if sizes == "auto"
                 else normalise_sizes(sizes, seqs, "scheduler.max_num_seqs")
             )
@@ -170,6 +171,11 @@ class Dispatcher:
                 else normalise_sizes(sizes, tokens, "scheduler.max_num_batched_tokens")
             )
         return Buckets.of(chosen)
+
+    def _decode_sizes(self, max_num_reqs: int) -> list[int]:
+        if self._pads_decode:
+            return decode_sizes(max_num_reqs)
+        return list(range(1, max_num_reqs + 1))
 
     def _pad(self, kind: Kind, num_tokens: int) -> tuple[int, str]:
         """(padded tokens, reason against a graph)."""

@@ -11,7 +11,7 @@ import contextlib
 import gc
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -49,6 +49,8 @@ class EmulatedRecorder:
     Args:
         device: where the forward runs; a tensor made elsewhere would be a copy to or from the host.
     """
+
+    needs_warm_ups: ClassVar[bool] = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

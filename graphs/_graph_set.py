@@ -102,12 +102,18 @@ class GraphSet:
         """The buckets that `capture` will capture, in order."""
         return [key for key in self.dispatcher.capture_keys() if self._modes[key.kind].captures]
 
+    def captures_at_use(self, key: GraphKey) -> bool:
+        """Whether the key is captured when it first runs: the call of that run then serves all
+        replays, and must be kept."""
+        return self._modes[key.kind].captures_at_use
+
     def capture(
         self,
         make_call: Callable[[GraphKey], Call],
         progress: Callable[[Iterable[GraphKey]], Iterable[GraphKey]] = iter,
     ) -> CaptureReport:
-        """Capture every bucket, the largest first; nothing under `lazy_after`.
+        """Capture every bucket, the largest first; nothing under `lazy_after`, nor what is captured
+        at its first use.
 
         Args:
             make_call: fills the buffers with a harmless batch of the key's padded sizes and gives
@@ -120,7 +126,8 @@ class GraphSet:
         if self._options.lazy_after:
             return self.report
         gc.collect()
-        for key in progress(self.keys_to_capture()):
+        keys = [key for key in self.keys_to_capture() if not self.captures_at_use(key)]
+        for key in progress(keys):
             self._capture(self._modes[key.kind], key, make_call(key))
         report = self.report
         if report.records:
@@ -138,7 +145,7 @@ class GraphSet:
         total = 0
         for kind in Kind:
             keys = [key for key in self.keys_to_capture() if key.kind is kind]
-            if not keys:
+            if not keys or self._modes[kind].captures_at_use:
                 continue
             mode = self._make_modes()[kind]
             records = [mode.capture(key, make_call(key)) for key in keys[:2]]
@@ -210,16 +217,18 @@ class GraphSet:
             logger.debug("captured %s in %.2f s", key, record.seconds)
 
     def _is_ready(self, mode: GraphMode, key: GraphKey, call: Call) -> bool:
-        """Whether the key can be replayed; under `lazy_after` it is captured at its k-th use. One
-        that cannot be captured then runs in place for good: the engine is serving."""
-        if mode.has(key) or not self._options.lazy_after:
+        """Whether the key can be replayed; under `lazy_after` it is captured at its k-th use, in a
+        mode that captures at use at the first. One that cannot be captured then runs in place for
+        good: the engine is serving."""
+        lazy_after = 1 if mode.captures_at_use else self._options.lazy_after
+        if mode.has(key) or not lazy_after:
             return True
         reasons = self.stats().eager_reasons
         if key.graph in self._failed:
             reasons[CAPTURE_FAILED] += 1
             return False
         self._uses[key.graph] += 1
-        if self._uses[key.graph] < self._options.lazy_after:
+        if self._uses[key.graph] < lazy_after:
             reasons[NOT_CAPTURED] += 1
             return False
         try:

@@ -111,6 +111,10 @@ class GraphMode(Protocol):
     """The kind it gives to all other steps; None where it cannot serve them."""
     captures: ClassVar[bool]
     """True where `capture` must be called for each bucket before it can run."""
+    captures_at_use: ClassVar[bool]
+    """True where a bucket is captured when it first runs, not before serving."""
+    pads_decode: ClassVar[bool]
+    """False where `graphs.sizes: auto` makes every number of requests a bucket of decode steps."""
 
     def __init__(self, resources: Resources) -> None: ...
 

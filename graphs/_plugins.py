@@ -76,8 +76,10 @@ def choose_mode(
 
 def _best(case: Case, support: Support, device: torch.device) -> str:
     if device.type != "cuda":
-        is_able = case is Case.DECODE and not load_mode("recorded").examine(case, support, device)
-        return "recorded" if is_able else "eager"
+        # with bucketed_kv a list makes short requests as slow as long ones
+        if case is Case.MIXED or support.bucketed_kv:
+            return "eager"
+        return "eager" if load_mode("recorded").examine(case, support, device) else "recorded"
     if case is Case.DECODE and support.graph >= GraphSupport.ONE_TOKEN:
         return "full"
     return "segmented"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ class Recorder(Protocol):
     Call order: `session()` around warm-ups and capture; inside it `graph()` around the capture of
     one bucket; inside that `begin()` and `end()` once per region, with eager work between them.
     """
+
+    needs_warm_ups: ClassVar[bool]
+    """Whether eager runs before a capture compile, tune or allocate something."""
 
     def __init__(self, device: torch.device) -> None: ...
 

@@ -44,6 +44,7 @@ def test_no_tail_row_without_padding() -> None:
 def test_decode_goes_to_mixed_where_the_decode_mode_cannot() -> None:
     class Refuses:
         kind_of_decode = None
+        pads_decode = True
 
     d = Dispatcher(
         Refuses,  # type: ignore[arg-type]
