@@ -17,25 +17,28 @@ from rich.progress import (
 
 from runtime.cli.drive import Ended
 from runtime.cli.work import Job
-from runtime.results import Delta
+from runtime.results import Completion, Delta
 
 
 class Answers:
     """Each answer under the first line of its prompt, in the order of the requests.
 
-    With `live`, the answer whose turn it is appears as it is generated; the others wait.
+    Args:
+        live: the answer whose turn it is appears as it is generated; the others wait.
+        as_ids: the answer is its token ids, since no tokenizer makes a text of them.
     """
 
-    def __init__(self, write: Callable[[str], None], live: bool) -> None:
-        self._write, self._live = write, live
+    def __init__(self, write: Callable[[str], None], live: bool, as_ids: bool = False) -> None:
+        self._write, self._live, self._as_ids = write, live, as_ids
         self._turn = 0
         self._texts: dict[int, list[str]] = defaultdict(list)
         self._ended: dict[int, Ended] = {}
         self._has_title = False
 
     def on_delta(self, job: Job, delta: Delta) -> None:
-        if self._live and delta.index == 0 and delta.text:
-            self._texts[job.index].append(delta.text)
+        text = self._text_of(delta)
+        if self._live and delta.index == 0 and text:
+            self._texts[job.index].append(text)
             if job.index == self._turn:
                 self._catch_up(job)
 
@@ -56,16 +59,22 @@ class Answers:
     def _finish(self, ended: Ended) -> None:
         result = ended.result
         if not self._live and result is not None:
-            self._texts[ended.job.index].append(result.text)
+            self._texts[ended.job.index].append(self._text_of(result.outputs[0]))
         self._catch_up(ended.job)
-        lines = [""] if result is not None and result.text else []
+        lines = []
         if result is not None:
-            lines += [f"(sample {o.index}) {o.text}" for o in result.outputs[1:]]
+            lines = [""] if self._text_of(result.outputs[0]) else []
+            lines += [f"(sample {o.index}) {self._text_of(o)}" for o in result.outputs[1:]]
         if ended.error:
             lines.append(f"error: {ended.error}")
         elif ended.finish_reason == "abort":
             lines.append("(interrupted)")
         self._write("\n".join(lines) + "\n\n")
+
+    def _text_of(self, piece: Delta | Completion) -> str:
+        if not self._as_ids:
+            return piece.text
+        return "".join(f"{token_id} " for token_id in piece.token_ids)
 
 
 class Bar:

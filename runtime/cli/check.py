@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from runtime.cli.exit_codes import OK, exit_code_of
-from runtime.cli.options import add_config_arguments, load_config
+from runtime.cli.interrupts import held
+from runtime.cli.options import add_config_arguments, load_config, log_to_stderr
 
 if TYPE_CHECKING:
     import torch
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from attention_backends import AttentionShape, Support
     from runtime.config import RunConfig
     from runtime.models import ModelSpec
+    from runtime.text import Tokenizer
 
 SUMMARY = "say what would run on this machine, and why or why not"
 
@@ -26,9 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Report on the machine, and with a model on it; the exit status is that of `generate`."""
-    from runtime.cli.machine import machine_facts, versions
-    from runtime.errors import StepgraphError
+    with held():
+        import numpy  # noqa: F401  # before torch, which imports it while it loads itself
 
+        from runtime import build, models, runner, text  # noqa: F401
+        from runtime.cli.machine import machine_facts, versions
+        from runtime.errors import StepgraphError
+
+    log_to_stderr(logging.WARNING)
     _section("machine", machine_facts())
     _section("versions", versions())
     if args.config is None and args.model is None and not _is_model_set(args.sets):
@@ -47,12 +55,15 @@ def run(args: argparse.Namespace) -> int:
 def _check_run(config: RunConfig) -> None:
     """Everything that opening a Runtime would decide, in the same order, without the weights."""
     from runtime.build import choose_device, resolve_max_model_len
-    from runtime.models import attention_shapes, read_spec
+    from runtime.models import attention_shapes, check_files, read_spec
     from runtime.runner import choose_backends, size_kv_pool
+    from runtime.text import load_tokenizer
 
     device = choose_device(config.engine.device)
     spec = read_spec(config.model)
-    _section("model", _model_facts(config, spec))
+    tokenizer = load_tokenizer(config.model)
+    _section("model", _model_facts(config, spec, tokenizer))
+    check_files(config.model, spec)
     shapes = attention_shapes(spec)
     wanted = config.cache.block_size
     block_size = wanted if isinstance(wanted, int) else None
@@ -104,7 +115,9 @@ def _check_memory(spec: ModelSpec, block_size: int, num_blocks: int, device: tor
         )
 
 
-def _model_facts(config: RunConfig, spec: ModelSpec) -> Iterable[tuple[str, str]]:
+def _model_facts(
+    config: RunConfig, spec: ModelSpec, tokenizer: Tokenizer | None
+) -> Iterable[tuple[str, str]]:
     from runtime.config import format_memory
 
     yield "path", config.model.path
@@ -117,6 +130,14 @@ def _model_facts(config: RunConfig, spec: ModelSpec) -> Iterable[tuple[str, str]
     yield "longest request", f"{spec.max_position} tokens"
     yield "weights", f"{spec.weight_bytes:,} bytes ({format_memory(spec.weight_bytes)})"
     yield "KV", f"{spec.kv_bytes_per_token:,} bytes per token"
+    yield "tokenizer", _tokenizer_fact(tokenizer)
+
+
+def _tokenizer_fact(tokenizer: Tokenizer | None) -> str:
+    if tokenizer is None:
+        return "none: only token ids can be served"
+    chat = "a chat template" if tokenizer.has_chat_template else "no chat template"
+    return f"{tokenizer.vocab_size} tokens, {chat}"
 
 
 def _pool_facts(

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import signal
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from runtime.api import Runtime
+from runtime.cli.interrupts import Interrupt
 from runtime.cli.work import Job
 from runtime.config import RequestConfig
 from runtime.errors import RequestError, StepError
 from runtime.results import Delta, Result
+
+if TYPE_CHECKING:
+    from runtime.api import Runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,35 +33,6 @@ class Listener(Protocol):
 
     def on_end(self, ended: Ended) -> None:
         """The job ended; called once for each job, in the order of their ends."""
-
-
-@dataclass(slots=True)
-class Interrupt:
-    """The signal that asked for an end, as soon as one came."""
-
-    signum: int = 0
-
-    @property
-    def exit_code(self) -> int:
-        return 128 + self.signum
-
-
-@contextmanager
-def catch_interrupts() -> Iterator[Interrupt]:
-    """Note SIGINT and SIGTERM instead of breaking off inside a step; a second one breaks off."""
-    interrupt = Interrupt()
-
-    def note(signum: int, _: FrameType | None) -> None:
-        if interrupt.signum:
-            raise KeyboardInterrupt
-        interrupt.signum = signum
-
-    before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield interrupt
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
 
 def drive(
@@ -114,6 +85,7 @@ def _add(runtime: Runtime, job: Job, request: RequestConfig) -> str:
         params=job.sampling,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        tools=request.tools,
     )
 
 

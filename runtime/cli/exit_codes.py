@@ -10,7 +10,6 @@ BAD_USAGE = 2
 NO_MODEL = 3
 NO_BACKEND = 4
 BROKEN = 5
-INTERRUPTED = 130
 
 HELP = """\
 exit status:

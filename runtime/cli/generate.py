@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from runtime.cli.exit_codes import OK, SOME_FAILED
+from runtime.cli.interrupts import catch_interrupts, held, never_swallowed
 from runtime.cli.options import add_config_arguments, load_config, log_to_stderr
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from runtime.api import Runtime
-    from runtime.cli.answers import Bar
     from runtime.cli.drive import Listener
     from runtime.cli.work import Job
     from runtime.config import RunConfig, RuntimeConfig
@@ -28,16 +29,30 @@ SUMMARY = "run requests and print the answers"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     work = parser.add_argument_group(
-        "requests", "--prompt and --input replace the requests of the run file"
+        "requests", "--chat, --prompt and --input replace the requests of the run file"
     )
     work.add_argument(
-        "--prompt", metavar="TEXT", action="append", default=[], dest="prompts", help="repeatable"
+        "--chat",
+        metavar="TEXT",
+        action="append",
+        type=lambda text: ("chat", text),
+        default=[],
+        dest="asked",
+        help="a user's message, given through the model's chat template; repeatable",
+    )
+    work.add_argument(
+        "--prompt",
+        metavar="TEXT",
+        action="append",
+        type=lambda text: ("prompt", text),
+        dest="asked",
+        help="text that the model continues as it is; repeatable",
     )
     work.add_argument(
         "--input",
         metavar="F.jsonl",
-        help='a JSON object per line: "prompt", "chat" or "token_ids", and sampling fields '
-        "such as max_tokens; - is standard input",
+        help='a JSON object per line: "prompt", "chat" (or "messages") or "token_ids", sampling '
+        'fields such as max_tokens, and "id"; - is standard input',
     )
     work.add_argument(
         "--max-tokens", metavar="N", type=int, help="most output tokens, for every request"
@@ -46,49 +61,69 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--output",
         metavar="F.jsonl",
-        help="a JSON object per request, written as it ends; replaces the file",
+        help="a JSON object per request, written as it ends; replaces the file; - is standard "
+        "output, where no answers are printed then",
     )
     output.add_argument(
         "--stream", action="store_true", help="print answers as they are generated, in order"
     )
     output.add_argument("--no-progress", action="store_true", help="no progress bar")
-    output.add_argument(
-        "--quiet", action="store_true", help="no answers, no progress bar, no table"
+    loud = output.add_mutually_exclusive_group()
+    loud.add_argument(
+        "--quiet",
+        action="store_true",
+        help="errors and warnings alone: no answers, no progress bar, no table",
+    )
+    loud.add_argument(
+        "-v", "--verbose", action="store_true", help="say more of what was chosen at the start"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run every request; a request that fails harms no other."""
-    from rich.console import Console
+    with held():
+        from rich.console import Console
 
-    from runtime.cli.work import collect_jobs
-    from runtime.errors import ConfigError
+        from runtime.cli.work import collect_jobs
+        from runtime.errors import ConfigError
 
     config, _ = load_config(args)
     if args.max_tokens is not None and args.max_tokens < 1:
         raise ConfigError(f"--max-tokens: must be an integer >= 1, got {args.max_tokens}")
-    jobs = collect_jobs(config, args.prompts, args.input, args.max_tokens)
+    if args.output == "-" and args.stream:
+        raise ConfigError("--stream: --output - prints no answers; give one of the two")
+    jobs = collect_jobs(config, args.asked, args.input, args.max_tokens)
     console = Console(stderr=True)
     with ExitStack() as stack:
         listeners: list[Listener] = []
         if args.output is not None:
             listeners.append(_open_output(args, stack))
-        log_to_stderr()
+        log_to_stderr(_log_level(args))
         return _generate(args, config, jobs, listeners, console)
+
+
+def _log_level(args: argparse.Namespace) -> int:
+    if args.quiet:
+        return logging.WARNING
+    return logging.DEBUG if args.verbose else logging.INFO
 
 
 def open_runtime(config: RuntimeConfig) -> Runtime:
     """Load the model; the heavy imports happen here."""
-    from runtime.api import Runtime
+    with held():
+        import numpy  # noqa: F401  # before torch, which imports it while it loads itself
+
+        from runtime.api import Runtime
 
     return Runtime(config)
 
 
 def _open_output(args: argparse.Namespace, stack: ExitStack) -> Listener:
-    from runtime.cli.jsonl import JsonlWriter
-    from runtime.errors import ConfigError
+    with held():
+        from runtime.cli.jsonl import JsonlWriter
+        from runtime.errors import ConfigError
 
-    paths = [path for path in (args.input, args.output) if path and os.path.exists(path)]
+    paths = [p for p in (args.input, args.output) if p and p != "-" and os.path.exists(p)]
     if len(paths) == 2 and os.path.samefile(*paths):
         raise ConfigError(f"--output {args.output}: is the input file")
     writer = JsonlWriter(args.output)
@@ -103,16 +138,25 @@ def _generate(
     listeners: list[Listener],
     console: Console,
 ) -> int:
-    from runtime.cli.drive import catch_interrupts, drive
-    from runtime.cli.report import Tally, report
+    with held():
+        from runtime.cli.drive import drive
+        from runtime.cli.notes import FailureLines, RawPromptHint, warn_of_equal_samples
+        from runtime.cli.report import Tally, report
+        from runtime.cli.screen import answers, prints_answers, progress_bar, spinner
 
+    say = partial(print, "stepgraph:", file=sys.stderr)
     tally = Tally()
-    with _loading(console, args.quiet), ExitStack() as opened:
+    with spinner(console, args.quiet), never_swallowed(), ExitStack() as opened:
         runtime = opened.enter_context(open_runtime(config))
         closing = opened.pop_all()
+    warn_of_equal_samples(jobs, say)
     with closing, catch_interrupts() as interrupt, ExitStack() as stack:
-        bar = _bar(args, jobs, console, stack)
-        listeners = [*listeners, tally, *([bar] if bar else []), *_answers(args, bar)]
+        notes: list[RawPromptHint | FailureLines] = [RawPromptHint(runtime)]
+        if not prints_answers(args):
+            notes.append(FailureLines(say, args.output))
+        bar = progress_bar(args, len(jobs), console, stack)
+        shown: list[Listener] = [*([bar] if bar else []), *answers(args, runtime, bar)]
+        listeners = [*listeners, tally, *notes, *shown]
         look_ahead = 2 * config.scheduler.max_num_seqs
         started_s = time.perf_counter()
         drive(
@@ -127,53 +171,9 @@ def _generate(
         if not args.quiet:
             sys.stdout.flush()
             console.print(report(runtime.stats(), tally, seconds))
+        for line in [line for note in notes for line in note.lines()]:
+            say(line)
         if interrupt.signum:
-            console.print("stepgraph: interrupted; what was begun is in the output")
+            say("interrupted; what was begun is in the output")
             return interrupt.exit_code
     return SOME_FAILED if tally.has_errors else OK
-
-
-def _loading(console: Console, quiet: bool) -> ExitStack:
-    """A spinner while the model loads, on a terminal."""
-    stack = ExitStack()
-    if console.is_terminal and not quiet:
-        stack.enter_context(console.status("loading the model"))
-    return stack
-
-
-def _bar(
-    args: argparse.Namespace, jobs: list[Job], console: Console, stack: ExitStack
-) -> Bar | None:
-    """The progress bar; none where the answers themselves run over the terminal."""
-    from runtime.cli.answers import Bar
-
-    if args.quiet or args.no_progress or (args.stream and sys.stdout.isatty()):
-        return None
-    return stack.enter_context(Bar(console, len(jobs)))
-
-
-def _answers(args: argparse.Namespace, bar: Bar | None) -> list[Listener]:
-    from runtime.cli.answers import Answers
-
-    if args.quiet:
-        return []
-    return [Answers(_writer(bar), live=args.stream)]
-
-
-def _writer(bar: Bar | None) -> Callable[[str], None]:
-    """Writes answers to standard output; through the bar where both share a terminal."""
-    if bar is not None and sys.stdout.isatty() and bar.progress.console.is_terminal:
-        console = bar.progress.console
-
-        def above_bar(text: str) -> None:
-            console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
-
-        return above_bar
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows "?"
-
-    def to_stdout(text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
-    return to_stdout

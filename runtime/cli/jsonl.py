@@ -1,4 +1,4 @@
-"""The output file: a line of JSON per request, written as the request ends."""
+"""The JSONL output: a line per request, written as the request ends."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 import math
 import os
 import stat
+import sys
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 from runtime.cli.drive import Ended
 from runtime.cli.work import Job
@@ -21,74 +22,92 @@ class JsonlWriter:
 
     What an older file holds is replaced only when the first line is written.
 
+    Args:
+        path: the file; "-" is standard output.
+
     Raises:
         ConfigError: the path cannot be written.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
-        try:
-            # backslashreplace makes a lone surrogate the escape that JSON has for it
-            self._file: TextIO = open(  # noqa: SIM115
-                path, "a", encoding="utf-8", errors="backslashreplace"
-            )
-        except OSError as error:
-            raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from None
-        self._is_fresh = False
+        self._is_stdout = path == "-"
+        self._file: BinaryIO = sys.stdout.buffer if self._is_stdout else _open(path)
+        self._is_fresh = self._is_stdout
 
     def on_delta(self, job: Job, delta: Delta) -> None:
         """Nothing: a line is written whole."""
 
     def on_end(self, ended: Ended) -> None:
-        line = json.dumps(line_of(ended), ensure_ascii=False, allow_nan=False)
+        line = json.dumps(line_of(ended), ensure_ascii=False, allow_nan=False) + "\n"
         try:
             if not self._is_fresh:
                 if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
                     os.ftruncate(self._file.fileno(), 0)
                 self._is_fresh = True
-            self._file.write(line + "\n")
+            # backslashreplace makes a lone surrogate the escape that JSON has for it
+            self._file.write(line.encode("utf-8", "backslashreplace"))
             self._file.flush()
         except OSError as error:
+            if self._is_stdout:
+                raise
             raise OSError(error.errno, error.strerror, self.path) from None
 
     def close(self) -> None:
         """A write that failed was reported already."""
-        with suppress(OSError):
-            self._file.close()
+        if not self._is_stdout:
+            with suppress(OSError):
+                self._file.close()
+
+
+def _open(path: str) -> BinaryIO:
+    try:
+        return open(path, "ab")
+    except OSError as error:
+        raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from None
 
 
 def line_of(ended: Ended) -> dict[str, Any]:
-    """The fields of one line: those of the first sample, and `samples` where there are several."""
-    result = ended.result
-    line: dict[str, Any] = {"index": ended.job.index}
-    if result is None:
-        line |= {"text": "", "token_ids": [], "finish_reason": ended.finish_reason}
-        return line | {
-            "stop_reason": None,
-            "error": ended.error,
-            "num_prompt_tokens": 0,
-            "num_cached_tokens": 0,
-            "num_output_tokens": 0,
-        }
-    first, *others = [_sample(output) for output in result.outputs]
-    line |= first
-    line |= {
+    """One line. It has the same fields for every request; null is what is not known of it.
+
+    They are those of the first sample; `samples` holds all of them where there are several.
+    """
+    result, job = ended.result, ended.job
+    outputs = result.outputs if result else ()
+    first = _sample(outputs[0]) if outputs else _NO_SAMPLE
+    prompt_logprobs = result and result.prompt_logprobs
+    return {
+        "index": job.index,
+        "id": job.id,
+        "line": job.line,
+        **first,
         "finish_reason": ended.finish_reason,
         "error": ended.error,
-        "num_prompt_tokens": result.num_prompt_tokens,
-        "num_cached_tokens": result.num_cached_tokens,
-        "num_output_tokens": result.num_output_tokens,
+        "num_prompt_tokens": result and result.num_prompt_tokens,
+        "num_cached_tokens": result and result.num_cached_tokens,
+        "num_output_tokens": result.num_output_tokens if result else 0,
+        "prompt_logprobs": prompt_logprobs and [p and _logprobs(p) for p in prompt_logprobs],
+        "samples": [_sample(output) for output in outputs] if len(outputs) > 1 else None,
     }
-    if result.prompt_logprobs is not None:
-        line["prompt_logprobs"] = [p and _logprobs(p) for p in result.prompt_logprobs]
-    if others:
-        line["samples"] = [first, *others]
-    return line
+
+
+_NO_SAMPLE: dict[str, Any] = {
+    "text": "",
+    "token_ids": [],
+    "finish_reason": None,
+    "stop_reason": None,
+    "error": None,
+    "num_preemptions": 0,
+    "queue_s": None,
+    "ttft_s": None,
+    "e2e_s": None,
+    "logprobs": None,
+}
 
 
 def _sample(output: Completion) -> dict[str, Any]:
     timing = output.timing
-    fields: dict[str, Any] = {
+    return {
         "text": output.text,
         "token_ids": list(output.token_ids),
         "finish_reason": output.finish_reason,
@@ -98,10 +117,8 @@ def _sample(output: Completion) -> dict[str, Any]:
         "queue_s": timing.queue_s,
         "ttft_s": timing.ttft_s,
         "e2e_s": timing.e2e_s,
+        "logprobs": output.logprobs and [_logprobs(position) for position in output.logprobs],
     }
-    if output.logprobs is not None:
-        fields["logprobs"] = [_logprobs(position) for position in output.logprobs]
-    return fields
 
 
 def _logprobs(position: Logprobs) -> list[dict[str, Any]]:

@@ -1,69 +1,48 @@
-"""Parses the command line and turns errors into one message and an exit status.
+"""The front of the process, `stepgraph` or `python -m runtime`.
 
-Nothing heavy is imported before a command runs, so that --help answers at once.
+It is small, since Python shows a traceback for an interrupt that comes before `main` runs: all
+else, argparse included, is imported inside.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
-from runtime import __version__
-from runtime.cli import check, generate, show_config
-from runtime.cli.exit_codes import BAD_USAGE, BROKEN, HELP, INTERRUPTED, exit_code_of
-from runtime.errors import StepgraphError
-
-COMMANDS = {"generate": generate, "check": check, "show-config": show_config}
-_SIGPIPE = 141
+INTERRUPTED = 130
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status (see exit_codes)."""
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    if args.command is None:
-        parser.print_help(sys.stderr)
-        return BAD_USAGE
+def main() -> int:
+    """The command of sys.argv; returns the exit status (see exit_codes)."""
     try:
-        status: int = COMMANDS[args.command].run(args)
-        sys.stdout.flush()
-    except StepgraphError as error:
-        print(f"stepgraph: error: {error}", file=sys.stderr)
-        return exit_code_of(error)
+        _open_missing_streams()
+        return run(sys.argv[1:])
+    except KeyboardInterrupt:  # a second one, while the first was being reported
+        return INTERRUPTED
+    finally:
+        # nothing is left to break off, and the interpreter's own end would show a traceback
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def run(argv: Sequence[str]) -> int:
+    """A command inside this process; an interrupt at any moment ends it with one line."""
+    try:
+        from runtime.cli.interrupts import held, never_swallowed
+
+        with never_swallowed():
+            with held():
+                from runtime.cli.commands import run_command
+            return run_command(argv)
     except KeyboardInterrupt:
         print("stepgraph: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        # the reader of our output left; without this, flushing at exit would complain again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _SIGPIPE
-    except OSError as error:
-        name = f" {error.filename}" if error.filename else ""
-        print(f"stepgraph: error:{name}: {error.strerror or error}", file=sys.stderr)
-        return BROKEN
-    return status
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="stepgraph",
-        description="An LLM inference runtime that mixes prefill and decode in every step.",
-        epilog=HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"stepgraph {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name, module in COMMANDS.items():
-        command = commands.add_parser(
-            name,
-            help=module.SUMMARY,
-            description=f"{module.SUMMARY[0].upper()}{module.SUMMARY[1:]}.",
-            epilog=HELP,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        module.add_arguments(command)
-    return parser
+def _open_missing_streams() -> None:
+    """Give a stream that the shell closed (`>&-`) a place where it is lost; else the next file that
+    is opened would take its number, and its output."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))

@@ -7,6 +7,8 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
+from runtime.cli.interrupts import held
+
 if TYPE_CHECKING:
     from runtime.config import Provenance, RunConfig
 
@@ -35,7 +37,8 @@ def load_config(args: argparse.Namespace) -> tuple[RunConfig, Provenance]:
     Raises:
         ConfigError: with every problem found.
     """
-    from runtime.config import load_run_config
+    with held():
+        from runtime.config import load_run_config
 
     overrides = {} if args.model is None else {"model.path": args.model}
     return load_run_config(

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from runtime.cli import generate
-from runtime.cli.main import main
+from runtime.cli.main import run as run_in_process
 from runtime.cli.options import LOGGERS
 from tests.unit.cli.fakes import FakeRuntime
 
@@ -42,7 +42,7 @@ def call(capsys):
 
     def run(*argv):
         try:
-            status = main([str(a) for a in argv])
+            status = run_in_process([str(a) for a in argv])
         except SystemExit as exit_:
             status = exit_.code
         out, err = capsys.readouterr()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from runtime.errors import RequestError
@@ -12,10 +13,12 @@ REPLY = "héllo wörld"
 
 
 class FakeRuntime:
-    """Answers `REPLY`, cut at max_tokens; a prompt with "fail" ends with an error after a step."""
+    """Answers `REPLY`, cut at max_tokens; a prompt with "fail" ends with an error after a step, one
+    with "silent" with EOS."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
+        self.tokenizer: Any = SimpleNamespace(has_chat_template=True)
         self.added: list[tuple[Any, dict[str, Any]]] = []
         self.most_at_once = 0
         self.is_closed = False
@@ -57,6 +60,9 @@ class FakeRuntime:
             prompt, text, done = self._live[name]
             if prompt is not None and "fail" in prompt:
                 deltas.append(self._end(name, "error", "logits are not finite"))
+                continue
+            if prompt is not None and "silent" in prompt:
+                deltas.append(self._end(name, "stop", None))
                 continue
             self._live[name][2] = done + 1
             finished = done + 1 == len(text)

@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from tests.builders import make_gguf, make_hf_folder, write_config
+from tests.unit.text.vocabularies import byte_level_backend, save_folder
+
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -31,9 +34,15 @@ def check(call, tmp_path):
     return run
 
 
-def test_ready(check):
+def test_ready(check, tmp_path):
+    model = tmp_path
     status, out, err = check("cache.num_blocks=20", "cache.block_size=16")
-    assert (status, err) == (0, "")
+    assert status == 0
+    assert err == (
+        f"stepgraph: {model} holds no tokenizer: only token ids can be served; supported: a folder "
+        "with tokenizer.json, tokenizer.model, tekken.json, or vocab.json and merges.txt; or a "
+        ".gguf file that holds a tokenizer\n"
+    )
     assert out.endswith("verdict: ready\n")
     weights = 4 * (320 * 64 + 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64))
     kv = 4 * 2 * 2 * 2 * 16
@@ -43,6 +52,7 @@ def test_ready(check):
     assert "20 usable of 16 tokens" in out
     assert "128 tokens" in out
     assert "LlamaForCausalLM, float32" in out
+    assert "none: only token ids can be served" in out
     for title in ("machine", "versions", "model", "graph modes", "KV pool"):
         assert f"{title}\n" in out
 
@@ -61,7 +71,7 @@ def test_every_backend_has_its_answer(check):
     ("sets", "status", "message"),
     [
         (["attention.backend=torch_pagd"], 4, "did you mean 'torch_paged'"),
-        (["graphs.decode=egaer"], 4, "no graph mode 'egaer'"),
+        (["graphs.decode=egaer"], 4, "graphs.decode: no graph mode 'egaer'; did you mean eager"),
         (["cache.memory=1KiB"], 2, "cache.memory: "),
         (
             ["cache.num_blocks=2", "cache.block_size=4", "model.max_model_len=100"],
@@ -79,6 +89,57 @@ def test_the_reason_why_not(check, sets, status, message):
     assert verdict.startswith("verdict: cannot run: ")
     assert message in verdict
     assert found == status
+
+
+class TestFiles:
+    """What stands in the files, as far as it is known without reading the weights."""
+
+    @pytest.fixture
+    def gguf(self, tmp_path):
+        return make_gguf(tmp_path / "t.gguf", make_hf_folder(tmp_path / "hf"), "llama", "F32")
+
+    @pytest.fixture
+    def verdict(self, call, tmp_path):
+        """verdict(model, **sets) of a check: (exit status, what follows "verdict: ")"""
+        tokenizer = save_folder(
+            tmp_path / "tokenizer", byte_level_backend(), chat_template="{{ messages }}"
+        )
+
+        def run(model, **changes):
+            keys = {"tokenizer": tokenizer, "cache_dir": tmp_path / "cache", **changes}
+            flags = [flag for k, v in keys.items() for flag in ("--set", f"model.{k}={v}")]
+            status, out, _ = call("check", "--model", model, *flags, "--set", "engine.device=cpu")
+            facts, _, said = out.partition("verdict: ")
+            return status, said, facts
+
+        return run
+
+    def test_ready(self, gguf, verdict):
+        status, said, facts = verdict(gguf)
+        assert (status, said) == (0, "ready\n")
+        assert ", a chat template\n" in facts
+
+    def test_data_cut_short(self, gguf, verdict):
+        gguf.write_bytes(gguf.read_bytes()[:-1])
+        status, said, _ = verdict(gguf)
+        assert status == 3
+        assert "t.gguf is cut short" in said
+
+    def test_no_place_for_the_conversion(self, gguf, verdict, tmp_path):
+        (tmp_path / "file").write_text("")
+        status, said, _ = verdict(gguf, cache_dir=tmp_path / "file" / "cache")
+        assert status == 2
+        assert "cannot write the conversion cache" in said
+
+    def test_weights_that_are_not_there(self, verdict, tmp_path):
+        status, said, _ = verdict(write_config(tmp_path / "model"))
+        assert status == 3
+        assert "has neither model.safetensors nor" in said
+
+    def test_a_tokenizer_that_is_not_there(self, gguf, verdict, tmp_path):
+        status, said, _ = verdict(gguf, tokenizer=tmp_path / "gone")
+        assert status == 3
+        assert f"model.tokenizer: {tmp_path / 'gone'} does not exist" in said
 
 
 def test_without_a_model(call):

@@ -1,8 +1,10 @@
 """`stepgraph generate`: what it runs, prints and writes, and what it says where it cannot."""
 
 import json
+import logging
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 
@@ -64,6 +66,7 @@ def test_flags_replace_the_requests_of_the_file(call, opened, run_file, tmp_path
         "seed": 1,
         "priority": 3,
         "cache_salt": None,
+        "tools": None,
     }
     assert opened[0].added[3][1]["cache_salt"] == "s"
     assert opened[0].config.scheduler.max_num_seqs == 2
@@ -74,6 +77,116 @@ def test_a_model_is_enough(call, opened):
     assert status == 0
     assert out == f"[0] hi\n{REPLY}\n\n"
     assert opened[0].config.model.path == "some/folder"
+
+
+def test_chats_and_prompts_keep_their_order(call, opened):
+    args = ("--prompt", "a", "--chat", "b", "--chat", "", "--prompt", "d")
+    status, out, _ = call("generate", "--model", "x", *args)
+    assert status == 0
+    chats = [[{"role": "user", "content": text}] for text in ("b", "")]
+    assert [prompt for prompt, _ in opened[0].added] == ["a", *chats, "d"]
+    assert [line for line in out.splitlines() if line.startswith("[")] == [
+        *("[0] a", "[1] b", "[2] ", "[3] d")
+    ]
+
+
+class TestNotes:
+    """Lines on standard error that a user should not have to look for."""
+
+    @pytest.mark.parametrize(
+        ("args", "count"),
+        [
+            (["--prompt", "silent"], "an answer is"),
+            (["--prompt", "silent", "--prompt", "very silent", "--chat", "x"], "2 answers are"),
+            (["--prompt", "loud"], None),
+            (["--chat", "silent"], None),
+        ],
+    )
+    def test_a_raw_prompt_that_ends_at_once(self, call, opened, args, count):
+        status, _, err = call("generate", "--model", "x", *args)
+        assert status == 0
+        hints = [line for line in err.splitlines() if "hint" in line]
+        assert len(hints) == (count is not None)
+        if count:
+            assert hints[0].startswith(f"stepgraph: hint: {count} empty, since the model ended at")
+            assert "--chat" in hints[0]
+
+    @pytest.mark.parametrize("tokenizer", [None, SimpleNamespace(has_chat_template=False)])
+    def test_no_hint_without_a_chat_template(self, call, monkeypatch, tokenizer):
+        fake = FakeRuntime(None)
+        fake.tokenizer = tokenizer
+        monkeypatch.setattr(generate, "open_runtime", lambda config: _with(fake, config))
+        _, _, err = call("generate", "--model", "x", "--prompt", "silent")
+        assert "hint" not in err
+
+    def test_quiet_still_says_what_failed(self, call, opened):
+        args = ("--prompt", "", "--prompt", "good", "--prompt", "fail", "--quiet")
+        assert call("generate", "--model", "x", *args) == (
+            1,
+            "",
+            "stepgraph: error: request 0: prompt: must not be empty\n"
+            "stepgraph: error: request 2: logits are not finite\n",
+        )
+
+    def test_quiet_with_an_output_says_where_the_errors_are(self, call, opened, tmp_path):
+        path = tmp_path / "out.jsonl"
+        args = ("--prompt", "", "--prompt", "fail", "--quiet", "--output", path)
+        assert call("generate", "--model", "x", *args) == (
+            *(1, ""),
+            f"stepgraph: 2 requests failed; their errors are in {path}\n",
+        )
+
+    @pytest.mark.parametrize(
+        ("sampling", "warns"),
+        [
+            ("{n: 2, temperature: 0}", True),
+            ("{n: 2}", False),
+            ("{n: 2, temperature: 0.5}", False),
+            ("{temperature: 0}", False),
+        ],
+    )
+    def test_samples_that_are_equal(self, call, opened, run_file, sampling, warns):
+        path = run_file(f"model: {{path: x}}\nsampling: {sampling}\n")
+        args = ("--prompt", "a", "--prompt", "b", "--quiet")
+        _, _, err = call("generate", "--config", path, *args)
+        expected = "stepgraph: warning: request 0: its 2 samples are equal at temperature 0\n"
+        assert err == (expected if warns else "")
+
+    @pytest.mark.parametrize(
+        ("flags", "heard"),
+        [
+            ([], ["info", "warning"]),
+            (["--quiet"], ["warning"]),
+            (["-v"], ["debug", "info", "warning"]),
+            (["--verbose"], ["debug", "info", "warning"]),
+        ],
+    )
+    def test_how_much_is_said_at_the_start(self, call, monkeypatch, flags, heard):
+        def open_talking(config):
+            log = logging.getLogger("runtime.build")
+            for level in ("debug", "info", "warning"):
+                getattr(log, level)("this is %s", level)
+            return FakeRuntime(config)
+
+        monkeypatch.setattr(generate, "open_runtime", open_talking)
+        _, _, err = call("generate", "--model", "x", "--prompt", "a", "--no-progress", *flags)
+        said = [line for line in err.splitlines() if "this is" in line]
+        assert said == [f"stepgraph: this is {level}" for level in heard]
+
+    def test_quiet_and_verbose_exclude_each_other(self, call):
+        assert call("generate", "--model", "x", "--quiet", "-v")[0] == 2
+
+
+@pytest.mark.parametrize("stream", [[], ["--stream"]])
+def test_without_a_tokenizer_the_answer_is_its_token_ids(call, tmp_path, monkeypatch, stream):
+    fake = FakeRuntime(None)
+    fake.tokenizer = None
+    monkeypatch.setattr(generate, "open_runtime", lambda config: _with(fake, config))
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"token_ids": [1, 2], "max_tokens": 3}\n')
+    _, out, _ = call("generate", "--model", "x", "--input", source, *stream)
+    ids = "".join(f"{ord(c)} " for c in REPLY[:3])
+    assert out == f"[0] 2 token ids\n{ids}\n\n"
 
 
 def test_quiet_prints_nothing(call, opened, tmp_path):
@@ -231,7 +344,9 @@ class TestFailures:
     def test_nothing_to_run(self, call, opened, run_file):
         status, _, err = call("generate", "--config", run_file(BASE))
         assert status == 2
-        assert "nothing to run: give --prompt TEXT, --input F.jsonl, or requests:" in err
+        assert (
+            "nothing to run: give --chat TEXT, --prompt TEXT, --input F.jsonl, or requests:" in err
+        )
 
     def test_an_input_that_cannot_be_read(self, call, opened, tmp_path):
         status, _, err = call("generate", "--model", "x", "--input", tmp_path / "gone")
@@ -265,11 +380,11 @@ class TestFailures:
             assert err == f"stepgraph: error: {error}\n"
 
     def test_a_bug_of_ours_keeps_its_traceback(self, monkeypatch):
-        from runtime.cli.main import main
+        from runtime.cli.main import run
 
         monkeypatch.setattr(generate, "open_runtime", _raiser(AssertionError("bug")))
         with pytest.raises(AssertionError, match="bug"):
-            main(["generate", "--model", "x", "--prompt", "a"])
+            run(["generate", "--model", "x", "--prompt", "a"])
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -1,5 +1,6 @@
 """The front of the command line: help, versions, usage errors, and how fast it starts."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runtime import __version__
-from runtime.cli.main import COMMANDS
+from runtime.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,8 +30,8 @@ def python(*argv, **kw):
 @pytest.mark.parametrize("argv", [["--help"], *[[c, "--help"] for c in COMMANDS], ["--version"]])
 def test_help_imports_nothing_heavy(argv):
     code = (
-        "import sys\nfrom runtime.cli.main import main\n"
-        f"try: main({argv})\nexcept SystemExit as e: assert not e.code\n"
+        "import sys\nfrom runtime.cli.main import run\n"
+        f"try: run({argv})\nexcept SystemExit as e: assert not e.code\n"
         "heavy = {'torch', 'numpy', 'pydantic', 'rich', 'ruamel'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
@@ -40,8 +41,8 @@ def test_help_imports_nothing_heavy(argv):
 
 def test_a_bad_configuration_is_found_without_torch(tmp_path):
     code = (
-        "import sys\nfrom runtime.cli.main import main\n"
-        "status = main(['generate', '--config', 'gone.yaml'])\n"
+        "import sys\nfrom runtime.cli.main import run\n"
+        "status = run(['generate', '--config', 'gone.yaml'])\n"
         "sys.exit('torch' in sys.modules or status != 2)"
     )
     assert python("-c", code).returncode == 0
@@ -87,6 +88,14 @@ def test_bad_usage(call, argv):
     assert "usage: stepgraph" in err
 
 
+@pytest.mark.parametrize("argv", [["--conf", "x"], ["--prompt", "a", "extra"], ["--quiet", "-v"]])
+def test_usage_is_that_of_the_command(call, argv):
+    status, _, err = call("generate", *argv)
+    assert status == 2
+    assert err.startswith("usage: stepgraph generate [-h]")
+    assert err.splitlines()[-1].startswith("stepgraph generate: error: ")
+
+
 @pytest.mark.case("CL03")
 def test_a_switch_takes_no_value(call):
     assert call("generate", "--stream", "true")[0] == 2
@@ -113,3 +122,41 @@ def test_a_reader_that_leaves_early():
     assert process.wait(60) == 141
     assert process.stderr.read() == ""
     process.stderr.close()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is full")
+def test_an_output_that_takes_nothing():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "runtime", "show-config", "--model", "x"],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 5
+    assert done.stderr == "stepgraph: error: No space left on device\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams(tmp_path, closed):
+    """What is printed is lost, and no file takes the place of the stream."""
+    out = tmp_path / "out.jsonl"
+    code = (
+        "import sys; from runtime.cli import generate; from runtime.cli.main import main;"
+        "from tests.unit.cli.fakes import FakeRuntime; generate.open_runtime = FakeRuntime;"
+        f"sys.argv[1:] = ['generate', '--model', 'x', '--prompt', 'a', '--output', {str(out)!r}];"
+        "sys.exit(main())"
+    )
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    assert ("tokens/s" in done.stderr) == ("2>&-" not in closed)
+    assert [json.loads(line)["index"] for line in out.read_text().splitlines()] == [0]

@@ -55,6 +55,27 @@ def test_explain_has_a_line_per_value(call, run_file, monkeypatch):
     assert known - set(rows) == {"sampling"}
 
 
+def test_values_are_not_wrapped_and_the_limits_of_the_answer_are_said(call, tmp_path):
+    words = "word " * 60
+    path = tmp_path / "run.yaml"
+    path.write_text(f"model: {{path: {tmp_path}/{'x' * 90}}}\nrequests: [{{prompt: {words}}}]\n")
+    status, out, err = call("show-config", "--config", path)
+    assert status == 0
+    assert f"\n  path: {tmp_path}/{'x' * 90}\n" in out
+    assert f"prompt: {words.strip()}\n" in out
+    assert err.count("\n") == 1
+    assert "stepgraph check" in err
+
+
+def test_what_a_package_path_resolves_to(call):
+    import rich
+
+    folder = rich.__path__[0]
+    for flags in ([], ["--explain"]):
+        _, out, _ = call("show-config", "--model", "package:rich/py.typed", *flags)
+        assert f"{folder}/py.typed" in out
+
+
 @pytest.mark.case("CL01")
 def test_false_is_shown_with_its_line(call, run_file):
     path = run_file("model: {path: x}\ncache:\n  prefix_caching: false\n")

@@ -1,0 +1,82 @@
+"""Parses the command line and turns errors into one message and an exit status.
+
+Nothing heavy is imported before a command runs, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from runtime import __version__
+from runtime.cli import check, generate, show_config
+from runtime.cli.exit_codes import BAD_USAGE, BROKEN, HELP, exit_code_of
+from runtime.errors import StepgraphError
+
+COMMANDS = {"generate": generate, "check": check, "show-config": show_config}
+_SIGPIPE = 141
+
+
+def run_command(argv: Sequence[str]) -> int:
+    """Run a command; returns the exit status (see exit_codes).
+
+    Raises:
+        KeyboardInterrupt: the command was interrupted before it had begun its work.
+    """
+    parser, commands = make_parsers()
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        commands.get(args.command, parser).error(f"unrecognized arguments: {' '.join(unknown)}")
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        return BAD_USAGE
+    try:
+        status: int = COMMANDS[args.command].run(args)
+        sys.stdout.flush()
+    except StepgraphError as error:
+        print(f"stepgraph: error: {error}", file=sys.stderr)
+        return exit_code_of(error)
+    except BrokenPipeError:
+        _drop_output()
+        return _SIGPIPE
+    except OSError as error:
+        name = f" {error.filename}:" if error.filename else ""
+        print(f"stepgraph: error:{name} {error.strerror or error}", file=sys.stderr)
+        _drop_output()
+        return BROKEN
+    return status
+
+
+def make_parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser of the command line, and that of each command."""
+    parser = argparse.ArgumentParser(
+        prog="stepgraph",
+        description="An LLM inference runtime that mixes prefill and decode in every step.",
+        epilog=HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"stepgraph {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    made = {}
+    for name, module in COMMANDS.items():
+        made[name] = commands.add_parser(
+            name,
+            help=module.SUMMARY,
+            description=f"{module.SUMMARY[0].upper()}{module.SUMMARY[1:]}.",
+            epilog=HELP,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        module.add_arguments(made[name])
+    return parser, made
+
+
+def _drop_output() -> None:
+    """Where standard output takes no more, the flush at exit must not complain again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
