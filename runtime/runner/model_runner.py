@@ -210,28 +210,16 @@ class ModelRunner:
     def _run(self, batch: InputBatch, poison_from: int | None = None) -> Tensor:
         """[T, hidden], valid until the next run."""
         forward = self._forwards.get(batch.key.graph)
-        if forward is None and self.graphs.captures(batch.key):  # lazily
+        if forward is None and self.graphs.captures(batch.key):  # at its use
             forward = self._keep_forward(batch)
         if forward is None:
-            forward = self._new_forward(batch)
+            forward = self._forward(batch, self.backend.plan(batch.attention))
         elif self._has_baked_plan(batch.key):
             self.backend.refresh(forward.plan, batch.attention)
         else:
             forward.plan = self.backend.plan(batch.attention)
         forward.poison_from = poison_from
         return self.graphs.run(batch.key, forward)
-
-    def _new_forward(self, batch: InputBatch) -> Forward:
-        """Kept where a graph is about to be captured over it."""
-        if not self.graphs.captures_at_use(batch.key):
-            return self._forward(batch, self.backend.plan(batch.attention))
-        forward = self._captured[batch.key.graph] = self._forward(batch, self._bucket_plan(batch))
-        return forward
-
-    def _bucket_plan(self, batch: InputBatch) -> Plan:
-        if self._has_baked_plan(batch.key):
-            return self.backend.open_bucket(_bucket_of(batch.key), batch.attention)
-        return self.backend.plan(batch.attention)
 
     def _forward(self, batch: InputBatch, plan: Plan) -> Forward:
         return Forward(self._model, self.backend, self.kv, self._outputs, batch, plan)
