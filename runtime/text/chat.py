@@ -115,11 +115,25 @@ def _check_message(message: Any, where: str) -> Any:
         raise RequestError("chat", f"{where} needs content (or tool_calls), it has neither")
     if content is not None and not isinstance(content, (str, list)):
         raise RequestError("chat", f"{where}: content must be text or a list, got {content!r}")
+    if isinstance(content, list):
+        message["content"] = "\n".join(_text_of(part, where) for part in content)
     message = {name: value for name, value in message.items() if value is not None}
     reasoning = next((message[name] for name in _REASONING_NAMES if name in message), None)
     if reasoning is not None:  # templates read it under one of two names
         message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
     return message
+
+
+def _text_of(part: Any, where: str) -> str:
+    """A part of a content list: templates of text models print such a list as it stands."""
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, dict) else part
+    raise RequestError(
+        "chat",
+        f"{where}: a part of its content must be a mapping with type text and a text; this runtime "
+        f"serves text alone, got {kind!r:.60}",
+    )
 
 
 def _check_tools(tools: Any) -> list[dict[str, Any]] | None:

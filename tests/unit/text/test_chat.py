@@ -173,11 +173,24 @@ def test_a_template_that_refuses_is_a_request_error(template, says):
         ([{"role": "user", "content": None}], "message 0 needs content"),
         ([*TALK, {"role": "user", "content": 5}], "message 6: content must be text or a list"),
         ([{"role": "user", "content": [object()]}], "message 0 holds a object"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            "message 0: a part of its content must be .* type text and a text; .* got 'image_url'",
+        ),
+        ([{"role": "user", "content": ["x"]}], "message 0: a part of its content must be"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "message 0: a part of its content"),
     ],
 )
 def test_malformed_messages(messages, says):
     with pytest.raises(RequestError, match=f"^chat: {says}"):
         tokenizer_with(TEMPLATE).render_chat(messages)
+
+
+def test_parts_of_text_are_joined():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    tokenizer = tokenizer_with("{{ messages[0].content }}")
+    assert tokenizer.render_chat([{"role": "user", "content": parts}]) == "a\nb"
+    assert tokenizer.render_chat([{"role": "user", "content": parts[:1]}]) == "a"
 
 
 @pytest.mark.parametrize("tools", ["weather", {"name": "weather"}, [3], [{"x": object()}]])
