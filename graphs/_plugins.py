@@ -58,7 +58,7 @@ def choose_mode(
     case = Case(case)
     if name == "auto":
         name = _best(case, support, device)
-        level = logging.DEBUG if name == "eager" else logging.INFO
+        level = logging.DEBUG if device.type == "cpu" else logging.INFO
         logger.log(level, "graphs.%s: auto is %s", case.value, name)
     try:
         mode = load_mode(name)
