@@ -56,3 +56,5 @@ def test_tokens_are_those_of_eager_steps(tmp_path: Path, model: dict, num_thread
     assert stats.step_kinds["decode"] > 20
     assert stats.padding_share == 0
     assert not stats.failed_steps
+    assert len(stats.graphs.captured["buckets"]) >= 4
+    assert "capture failed" not in stats.graphs.eager_reasons

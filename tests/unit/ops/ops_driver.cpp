@@ -1,0 +1,99 @@
+// Runs every op kernel over buffers of exactly the size that they may touch, for the sanitizers.
+#include <cstdio>
+#include <memory>
+#include <vector>
+
+#include "elementwise.cpp"
+#undef KERNELS
+#include "linear.h"
+#include "logits.cpp"
+#include "pack.cpp"
+#include "rows.cpp"
+
+extern "C" void linear_bfloat16(const void*, Team*);
+extern "C" void linear_int8(const void*, Team*);
+
+static int64_t next_item;
+static void no_barrier(Team*) {}
+static void run(Kernel kernel, const void* args) {
+  next_item = 0;
+  Team team = {0, 1, no_barrier, &next_item, nullptr};
+  kernel(args, &team);
+}
+
+// Exactly n elements on the heap, so that one more is found.
+template <typename T>
+static std::unique_ptr<T[]> make(int64_t n) {
+  auto p = std::make_unique<T[]>(n);
+  unsigned seed = 7;
+  for (int64_t i = 0; i < n * (int64_t)sizeof(T); i += 2) {
+    seed = seed * 1664525 + 1013904223;
+    const uint16_t bits = 0x3f00 + (seed >> 25) + (seed >> 31 << 15);
+    memcpy(reinterpret_cast<char*>(p.get()) + i, &bits, 2);
+  }
+  return p;
+}
+
+static void linears(int64_t n_out, int64_t n_in, bool gated, bool int8) {
+  const int64_t outputs = gated ? n_out / 2 : n_out, width = gated ? 16 : 32;
+  const int64_t panels = (outputs + width - 1) / width;
+  auto plain = make<Bf16>(n_out * n_in);
+  auto packed = std::make_unique<uint8_t[]>(panels * 32 * n_in * (int8 ? 1 : 2));
+  auto scales = std::make_unique<float[]>(panels * 32);
+  auto sums = std::make_unique<int32_t[]>(panels * 32);
+  auto bias = make<Bf16>(n_out);
+  const PackArgs pack = {plain.get(), packed.get(), scales.get(), sums.get(), n_out, n_in, gated};
+  run(int8 ? pack_int8 : pack_bfloat16, &pack);
+  run(int8 ? unpack_int8 : unpack_bfloat16, &pack);
+  for (int64_t rows : {0, 1, 4, 5, 6, 12, 13, 16, 17, 33}) {
+    auto x = make<Bf16>(rows * n_in), out = make<Bf16>(rows * outputs);
+    const int64_t prepared = rows <= 5 ? rows : rows + 11;  // _scratch_floats
+    auto scratch = make<float>(n_in * (prepared > 8 ? prepared : 8));
+    const LinearArgs args = {x.get(),    packed.get(), scales.get(), sums.get(), bias.get(), out.get(),
+                             scratch.get(), rows,      n_in,         outputs,    n_in,       gated};
+    run(int8 ? linear_int8 : linear_bfloat16, &args);
+  }
+  const std::vector<int64_t> ids = {0, n_out - 1};
+  auto out = make<Bf16>(2 * n_in);
+  const EmbeddingArgs embed = {ids.data(), packed.get(), scales.get(), out.get(), 2, 2 * n_in, n_in, 1};
+  run(int8 ? embedding_packed_int8 : embedding_packed_bfloat16, &embed);
+}
+
+template <typename T>
+static void rows_of(int64_t width, Kernel norm, Kernel turn, Kernel rotate, Kernel silu, Kernel best,
+                    Kernel top) {
+  const int64_t rows = 3;
+  auto x = make<T>(rows * 2 * width), residual = make<T>(rows * width), weight = make<T>(width);
+  auto out = make<T>(rows * width);
+  const NormArgs n = {x.get(), residual.get(), weight.get(), out.get(), rows, width, 2 * width, width, 1e-5f};
+  run(norm, &n);
+  const SiluArgs s = {x.get(), out.get(), rows, width, 2 * width};
+  run(silu, &s);
+  const int64_t positions[rows] = {0, 5, 131071};
+  auto frequencies = make<float>(width);
+  auto cos = make<T>(rows * 2 * width), sin = make<T>(rows * 2 * width), heads = make<T>(2 * width);
+  const RotationArgs r = {positions, frequencies.get(), cos.get(), sin.get(), rows, width, 1.0f};
+  run(turn, &r);
+  const RotaryArgs q = {x.get(), cos.get(), sin.get(), heads.get(), rows, 1, width, 2 * width, 1e-5f};
+  run(rotate, &q);
+  auto ids = make<int64_t>(rows * width);
+  auto scores = make<float>(rows * width), scratch = make<float>(2 * rows * width);
+  const ArgmaxArgs a = {x.get(), ids.get(), scores.get(), scratch.get(), rows, width, 2 * width};
+  run(best, &a);
+  const TopKArgs k = {x.get(), ids.get(), scores.get(), scratch.get(), rows, width, 2 * width, width};
+  run(top, &k);
+}
+
+int main() {
+  for (bool int8 : {false, true})
+    for (int64_t n_in : {32, 96})
+      for (int64_t n_out : {2, 30, 32, 34, 70})
+        for (bool gated : {false, true}) linears(n_out, n_in, gated, int8);
+  for (int64_t width : {1, 4, 15, 16, 17, 64, 100}) {
+    rows_of<float>(width, add_rms_norm_float32, rotation_float32, rotary_float32, silu_and_mul_float32,
+                   argmax_float32, top_k_float32);
+    rows_of<Bf16>(width, add_rms_norm_bfloat16, rotation_bfloat16, rotary_bfloat16,
+                  silu_and_mul_bfloat16, argmax_bfloat16, top_k_bfloat16);
+  }
+  puts("done");
+}
