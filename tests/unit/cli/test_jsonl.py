@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.unit.cli.fakes import REPLY
+from tests.unit.cli.test_main import ROOT
 
 FIELDS = [
     *("index", "id", "line", "text", "token_ids", "finish_reason", "stop_reason", "error"),
@@ -61,6 +62,14 @@ def test_every_row_has_the_same_fields_and_its_origin(through):
         assert (rows[index]["text"], rows[index]["token_ids"]) == ("", [])
     assert rows[5]["num_prompt_tokens"] == 3
     assert "stepgraph: 5 requests failed; their errors are in the output\n" in err
+
+
+def test_the_rows_of_the_readme_are_such_rows(through):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    row = json.loads(readme.partition("```json\n")[2].partition("\n")[0])
+    assert list(row) == FIELDS
+    line = readme.partition("echo '")[2].partition("'")[0]
+    assert through(line)[0][0]["id"] == row["id"]
 
 
 def test_a_prompt_from_a_flag_has_no_line(call, opened):

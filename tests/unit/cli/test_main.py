@@ -10,6 +10,7 @@ import pytest
 
 from runtime import __version__
 from runtime.cli.commands import COMMANDS
+from runtime.cli.exit_codes import HELP
 
 ROOT = Path(__file__).parents[3]
 
@@ -63,6 +64,14 @@ def test_help_documents_the_exit_status(call):
         assert status == 0
         for number in ("0 ", "1 ", "2 ", "3 ", "4 ", "5 ", "130 "):
             assert f"\n  {number}" in out
+
+
+def test_the_readme_documents_the_same(call):
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    said = readme.partition("Exit status: ")[2].replace(";", ",")
+    for line in HELP.splitlines()[1:]:
+        number, text = line.split(maxsplit=1)
+        assert f"{number} {text.replace(';', ',')}" in said
 
 
 def test_version(call):

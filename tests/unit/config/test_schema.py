@@ -1,5 +1,6 @@
 """Strict types, unknown keys, and limits that span keys: what a Python caller sees."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from runtime.config import (
 )
 from runtime.config.describe import leaf_keys
 from runtime.errors import ConfigError
+from runtime.params import SamplingParams
 
 
 def config(**sections):
@@ -295,3 +297,14 @@ class TestWork:
     def test_a_request_has_one_input(self, request_, got):
         with pytest.raises(ConfigError, match=rf"^requests\[0\]: must have exactly .* got {got}"):
             RunConfig(model={"path": "x"}, requests=[request_])
+
+
+def test_the_readme_names_every_sampling_field():
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    listed = " ".join(
+        readme.partition("Sampling fields and defaults")[2].partition("\n\n")[0].split()
+    )
+    for field in fields(SamplingParams):
+        assert f"`{field.name}`" in listed
+        if isinstance(field.default, (bool, int, float)):
+            assert f"`{field.name}` {str(field.default).lower().removesuffix('.0')}" in listed
