@@ -61,9 +61,9 @@ def _check_run(config: RunConfig) -> None:
 
     device = choose_device(config.engine.device)
     spec = read_spec(config.model)
-    tokenizer = load_tokenizer(config.model)
-    _section("model", _model_facts(config, spec, tokenizer))
+    _section("model", _model_facts(config, spec))
     check_files(config.model, spec)
+    _section("tokenizer", _tokenizer_facts(load_tokenizer(config.model)))
     shapes = attention_shapes(spec)
     wanted = config.cache.block_size
     block_size = wanted if isinstance(wanted, int) else None
@@ -115,9 +115,7 @@ def _check_memory(spec: ModelSpec, block_size: int, num_blocks: int, device: tor
         )
 
 
-def _model_facts(
-    config: RunConfig, spec: ModelSpec, tokenizer: Tokenizer | None
-) -> Iterable[tuple[str, str]]:
+def _model_facts(config: RunConfig, spec: ModelSpec) -> Iterable[tuple[str, str]]:
     from runtime.config import format_memory
 
     yield "path", config.model.path
@@ -130,14 +128,14 @@ def _model_facts(
     yield "longest request", f"{spec.max_position} tokens"
     yield "weights", f"{spec.weight_bytes:,} bytes ({format_memory(spec.weight_bytes)})"
     yield "KV", f"{spec.kv_bytes_per_token:,} bytes per token"
-    yield "tokenizer", _tokenizer_fact(tokenizer)
 
 
-def _tokenizer_fact(tokenizer: Tokenizer | None) -> str:
+def _tokenizer_facts(tokenizer: Tokenizer | None) -> Iterable[tuple[str, str]]:
     if tokenizer is None:
-        return "none: only token ids can be served"
-    chat = "a chat template" if tokenizer.has_chat_template else "no chat template"
-    return f"{tokenizer.vocab_size} tokens, {chat}"
+        yield "vocabulary", "none: only token ids can be served"
+        return
+    yield "vocabulary", f"{tokenizer.vocab_size} tokens"
+    yield "chat template", "yes" if tokenizer.has_chat_template else "none: prompts only"
 
 
 def _pool_facts(

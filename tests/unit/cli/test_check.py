@@ -117,7 +117,7 @@ class TestFiles:
     def test_ready(self, gguf, verdict):
         status, said, facts = verdict(gguf)
         assert (status, said) == (0, "ready\n")
-        assert ", a chat template\n" in facts
+        assert "\n  chat template      yes\n" in facts
 
     def test_data_cut_short(self, gguf, verdict):
         gguf.write_bytes(gguf.read_bytes()[:-1])
