@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,13 @@ from tests.builders import make_hf_folder
 
 pytestmark = pytest.mark.skipif(bool(compiler_problem()), reason=compiler_problem())
 GREEDY = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
+
+
+@pytest.fixture(autouse=True)
+def same_threads_afterwards() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 def prompts() -> list[list[int]]:
