@@ -147,7 +147,7 @@ def test_write_kv_in_any_layout(layout, num_tokens: int) -> None:
     kv = LayerKV(layout(6, size, heads, dim), layout(6, size, heads, dim))
     fused = random(num_tokens, 3 * heads, dim)
     k, v = fused[:, heads : 2 * heads], fused[:, 2 * heads :]
-    slots = torch.tensor([5 * size + 3, 2 * size, 2 * size + 1, 3 * size + 2, 4 * size])[:num_tokens]
+    slots = torch.tensor([5 * size + 3, 8, 9, 3 * size + 2, 4 * size])[:num_tokens]
     write_kv(k, v, kv, slots)
     for cache, rows in ((kv.k, k), (kv.v, v)):
         expected = torch.zeros(6, size, heads, dim)
