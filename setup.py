@@ -56,6 +56,7 @@ setup(
             "accelerate>=1",
             "llguidance>=1.9,<2",
             "pytest>=8.3",
+            "pytest-xdist>=3.6",
             'triton>=3.2; sys_platform == "linux"',
             "hypothesis>=6.100",
             "ruff>=0.17.6,<0.18",

@@ -12,4 +12,4 @@ say "ruff check"
 say "mypy"
 "$VENV_PYTHON" -m mypy
 say "pytest"
-exec "$VENV_PYTHON" -m pytest "$@"
+exec "$VENV_PYTHON" -m pytest --numprocesses auto --dist loadfile "$@"

@@ -42,7 +42,14 @@ def settings(
     """What a runner reads of a RuntimeConfig, which itself needs more than torch."""
     return SimpleNamespace(
         scheduler=SimpleNamespace(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_tokens),
-        graphs=SimpleNamespace(decode=decode, mixed=mixed, sizes=sizes),
+        graphs=SimpleNamespace(
+            decode=decode,
+            mixed=mixed,
+            sizes=sizes,
+            lazy_after=0,
+            check_addresses=False,
+            compare_every=0,
+        ),
         engine=SimpleNamespace(padding_canary=False),
         model=SimpleNamespace(max_model_len=max_model_len),
     )
