@@ -23,7 +23,7 @@ class CapturedMode:
     kind_of_decode: ClassVar[Kind | None] = None
     kind_of_mixed: ClassVar[Kind | None] = None
     captures: ClassVar[bool] = True
-    captures_at_use: ClassVar[bool] = False
+    captures_at_use: ClassVar[int] = 0
     pads_decode: ClassVar[bool] = True
     recorder_type: ClassVar[type[Recorder]] = CudaRecorder
     """Modes of equal recorder type share its memory pool."""

@@ -105,7 +105,7 @@ class GraphSet:
     def captures_at_use(self, key: GraphKey) -> bool:
         """Whether the key is captured when it first runs: the call of that run then serves all
         replays, and must be kept."""
-        return self._modes[key.kind].captures_at_use
+        return self._modes[key.kind].captures_at_use > 0
 
     def capture(
         self,
@@ -217,10 +217,10 @@ class GraphSet:
             logger.debug("captured %s in %.2f s", key, record.seconds)
 
     def _is_ready(self, mode: GraphMode, key: GraphKey, call: Call) -> bool:
-        """Whether the key can be replayed; under `lazy_after` it is captured at its k-th use, in a
-        mode that captures at use at the first. One that cannot be captured then runs in place for
-        good: the engine is serving."""
-        lazy_after = 1 if mode.captures_at_use else self._options.lazy_after
+        """Whether the key can be replayed; under `lazy_after`, or in a mode that captures at use, it
+        is captured at its k-th use. One that cannot be captured then runs in place for good: the
+        engine is serving."""
+        lazy_after = self._options.lazy_after or mode.captures_at_use
         if mode.has(key) or not lazy_after:
             return True
         reasons = self.stats().eager_reasons

@@ -111,8 +111,8 @@ class GraphMode(Protocol):
     """The kind it gives to all other steps; None where it cannot serve them."""
     captures: ClassVar[bool]
     """True where `capture` must be called for each bucket before it can run."""
-    captures_at_use: ClassVar[bool]
-    """True where a bucket is captured when it first runs, not before serving."""
+    captures_at_use: ClassVar[int]
+    """k: a bucket is captured at its k-th use; 0: before serving."""
     pads_decode: ClassVar[bool]
     """False where `graphs.sizes: auto` makes every number of requests a bucket of decode steps."""
 

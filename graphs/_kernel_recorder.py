@@ -201,6 +201,12 @@ class _Calls(TorchFunctionMode):
 
 
 class _Ops(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing compiles here; torch would import its compiler, for a second and more, to keep it
+        away."""
+        return False
+
     def __init__(self, recorder: KernelRecorder) -> None:
         super().__init__()
         self._recorder = recorder

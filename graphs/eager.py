@@ -21,7 +21,7 @@ class Mode:
     kind_of_decode: ClassVar[Kind | None] = Kind.EAGER
     kind_of_mixed: ClassVar[Kind | None] = Kind.EAGER
     captures: ClassVar[bool] = False
-    captures_at_use: ClassVar[bool] = False
+    captures_at_use: ClassVar[int] = 0
     pads_decode: ClassVar[bool] = True
 
     def __init__(self, resources: Resources | None = None) -> None:

@@ -13,7 +13,7 @@ import torch
 from runtime.config import RuntimeConfig, check_limits
 from runtime.engine import Engine
 from runtime.errors import ConfigError
-from runtime.models import ModelSpec, load_model, read_spec
+from runtime.models import ModelSpec, check_files, load_model, read_spec
 from runtime.runner import (
     ModelRunner,
     choose_backends,
@@ -57,7 +57,7 @@ def build_engine(config: RuntimeConfig) -> Parts:
     """
     device = choose_device(config.engine.device)
     set_threads(config.engine.threads)
-    read_spec(config.model)  # first: it says best what is wrong with a model's path or file
+    check_files(config.model, read_spec(config.model))  # first: they say best what is wrong
     tokenizer = load_tokenizer(config.model)
     loaded = load_model(config.model, device)
     spec = loaded.spec

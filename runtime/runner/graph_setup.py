@@ -60,8 +60,8 @@ def make_graphs(
 
 
 def log_report(report: CaptureReport, block_bytes: int) -> None:
-    """Log what the captures cost, as a table; nothing where none was made."""
-    if report.records:
+    """Log what the captures cost, as a table; nothing where none was made, or nobody listens."""
+    if report.records and log.isEnabledFor(logging.INFO):
         from rich.console import Console
 
         console = Console(file=io.StringIO(), width=100)

@@ -35,7 +35,7 @@ def generate(folder: Path, mode: str, model: dict[str, Any], **sections: Any) ->
         model={"path": str(folder), "max_model_len": 80, **model},
         cache={"num_blocks": 20, "block_size": 8},  # too few for all: some are preempted
         scheduler={"max_num_seqs": 5, "max_num_batched_tokens": 24},
-        graphs={"decode": mode},
+        graphs={"decode": mode, "lazy_after": 1 if mode == "recorded" else 0},
         **sections,
     )
     with Runtime(config) as runtime:

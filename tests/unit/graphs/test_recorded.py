@@ -185,7 +185,7 @@ def test_it_pads_nothing_unless_sizes_are_given() -> None:
     assert padded(sizes=[4, 20]) == [1, 4, 20, 20]
 
 
-def test_it_is_captured_at_first_use_and_a_failure_leaves_the_step_eager() -> None:
+def test_it_is_captured_at_its_eighth_use_and_a_failure_leaves_the_step_eager() -> None:
     toy = Toy()
     graphs = GraphSet(
         *("recorded", "eager", RAGGED, CPU),
@@ -195,14 +195,14 @@ def test_it_is_captured_at_first_use_and_a_failure_leaves_the_step_eager() -> No
     )
     assert graphs.capture(lambda key: pytest.fail("captured before its use")).records == []
     key = graphs.dispatch(T, T, 1)
-    assert graphs.captures_at_use(key)
-    for seed in (5, 6):
+    assert graphs.captures_at_use(key) is True
+    for seed in range(10):
         toy.x.copy_(values(seed))
         assert torch.equal(graphs.run(key, toy), toy(in_place))
-    assert [record.num_tokens for record in graphs.report.records] == [T]
+        assert [record.num_tokens for record in graphs.report.records] == [T] * (seed >= 7)
     other = graphs.dispatch(2, 2, 1)
     x = values(0)[:2]
-    for _ in range(2):
+    for _ in range(9):
         assert torch.equal(graphs.run(other, lambda cut: forbidden_read(x)), forbidden_read(x))
     assert graphs.stats().eager_reasons["capture failed"] >= 1
 
