@@ -217,7 +217,7 @@ class GraphSet:
             logger.debug("captured %s in %.2f s", key, record.seconds)
 
     def _is_ready(self, mode: GraphMode, key: GraphKey, call: Call) -> bool:
-        """Whether the key can be replayed; under `lazy_after`, or in a mode that captures at use, it
+        """Whether the key can be replayed; under `lazy_after`, and in modes that capture at use, it
         is captured at its k-th use. One that cannot be captured then runs in place for good: the
         engine is serving."""
         lazy_after = self._options.lazy_after or mode.captures_at_use
