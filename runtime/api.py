@@ -242,7 +242,7 @@ class Runtime:
             params = SamplingParams.from_dict({**self.spec.generation_defaults, **given})
         check_params(
             params,
-            self.spec.vocab_size,
+            self.engine.vocab_size,
             self.tokenizer,
             eos_token_ids=() if params.ignore_eos else self.spec.eos_token_ids,
             grammars=self.parts.grammars,

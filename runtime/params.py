@@ -19,6 +19,9 @@ GREEDY_BELOW = 1e-5
 MAX_SAMPLES = 16384
 """The largest `n`."""
 
+MAX_TOKENS = 2**30
+"""The largest `max_tokens`: counts of tokens are 32-bit."""
+
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
@@ -42,7 +45,8 @@ class StructuredOutput:
         if not isinstance(self.json, str | Mapping | None):
             raise RequestError("structured_output", "json must be a schema: a mapping or JSON text")
         if self.choice is not None:
-            texts = () if isinstance(self.choice, str) else tuple(self.choice)
+            is_list = isinstance(self.choice, Sequence) and not isinstance(self.choice, str)
+            texts = tuple(self.choice) if is_list else ()
             if not texts or not all(isinstance(t, str) and t for t in texts):
                 raise RequestError("structured_output", "choice must be a list of non-empty texts")
             object.__setattr__(self, "choice", texts)
@@ -171,10 +175,11 @@ def _check_ranges(p: SamplingParams) -> None:
     _number(p, "min_p", "in [0, 1]", lambda v: 0 <= v <= 1)
     _number(p, "presence_penalty", "in [-2, 2]", lambda v: -2 <= v <= 2)
     _number(p, "frequency_penalty", "in [-2, 2]", lambda v: -2 <= v <= 2)
-    _number(p, "repetition_penalty", "a finite number > 0", lambda v: v > 0)
+    _number(p, "repetition_penalty", "in [0.01, 100]", lambda v: 0.01 <= v <= 100)
     _integer(p, "n", f"an integer in [1, {MAX_SAMPLES}]", lambda v: 1 <= v <= MAX_SAMPLES)
     _integer(p, "top_k", "an integer >= -1 (0 and -1 are off)", lambda v: v >= -1)
     _integer(p, "max_tokens", "an integer >= 1", lambda v: v >= 1)
+    _integer(p, "max_tokens", f"an integer <= {MAX_TOKENS}", lambda v: v <= MAX_TOKENS)
     _integer(
         p,
         "min_tokens",

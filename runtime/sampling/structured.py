@@ -23,6 +23,7 @@ from runtime.errors import RequestError
 from runtime.params import StructuredOutput
 from runtime.sampling.edits import TokenizerLike, Work, held_rows
 from runtime.sampling.productive import can_end
+from runtime.sampling.schema_ends import schema_can_end
 from runtime.step import IntArray, NewRow
 
 FIELD = "structured_output"
@@ -83,7 +84,10 @@ class Grammars:
             raise RequestError(FIELD, f"invalid {kind}: {_first_lines(matcher.get_error())}")
         first = matcher.deep_copy()
         first.compute_bitmask()
-        if first.is_error() or (kind == "grammar" and not can_end(grammar)):
+        is_endless = (kind == "grammar" and not can_end(grammar)) or (
+            kind == "json" and not schema_can_end(json.loads(text))
+        )
+        if first.is_error() or is_endless:
             raise RequestError(FIELD, f"no text matches this {kind}: {text!r}")
         return matcher
 

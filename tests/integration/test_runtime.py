@@ -199,6 +199,15 @@ BAD = [
     ("top_p", {"prompt": "a", "params": {"top_p": 0.0}}),
     ("top_p", {"prompt": "a", "params": {"top_p": 1.5}}),
     ("top_p", {"prompt": "a", "params": {"top_p": "0.9"}}),
+    ("max_tokens", {"prompt": "a", "params": {"max_tokens": 2**64, "min_tokens": 2**64}}),
+    ("min_tokens", {"prompt": "a", "params": {"max_tokens": 2, "min_tokens": 3}}),
+    ("repetition_penalty", {"prompt": "a", "params": {"repetition_penalty": 1e-300}}),
+    ("repetition_penalty", {"prompt": "a", "params": {"repetition_penalty": 1e300}}),
+    ("structured_output", {"prompt": "a", "params": {"structured_output": {"choice": 5}}}),
+    (
+        "structured_output",
+        {"prompt": "a", "params": {"structured_output": {"json": {"$ref": "#/$defs/missing"}}}},
+    ),
     ("temprature", {"prompt": "a", "params": {"temprature": 1.0}}),
     ("stop_token_ids", {"prompt": "a", "params": {"stop_token_ids": [10**6]}}),
 ]

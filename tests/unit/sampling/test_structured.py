@@ -207,6 +207,11 @@ def test_masks_and_allowed_ids_that_share_no_token(tokenizer, grammars):
         ({"grammar": ""}, "root"),
         ({"grammar": "root ::= nope"}, "nope"),
         ({"grammar": 'root ::= root "a"'}, "no text matches"),
+        (
+            {"json": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}},
+            "no text matches",
+        ),
+        ({"json": {"type": "array", "items": {"$ref": "#"}, "minItems": 1}}, "no text matches"),
         ({"grammar": 'root ::= "a" root'}, "no text matches"),
     ],
     ids=str,
