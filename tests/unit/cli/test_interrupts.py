@@ -118,7 +118,13 @@ def test_numpy_is_there_before_torch_looks_for_it():
 @pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.3, 0.7, 1.2])
 def test_a_process_that_starts(delay_s, tmp_path):
     """At a moment between the first that is ours and the one when the model is looked for."""
-    code = "import sys; from runtime.cli.main import main; print(flush=True); sys.exit(main())"
+    code = (  # tells that it has begun from inside `run`: before, no moment is ours
+        "import sys, runtime.cli.interrupts as interrupts\n"
+        "from runtime.cli.main import main\n"
+        "begin = interrupts.never_swallowed\n"
+        "interrupts.never_swallowed = lambda: (print(flush=True), begin())[1]\n"
+        "sys.exit(main())"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", code, *("generate", "--model", str(tmp_path), "--prompt", "a")],
         cwd=ROOT,
