@@ -15,8 +15,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphs import _capture_rules, _memory
 from graphs._emulated_part import (
@@ -29,6 +27,7 @@ from graphs._emulated_part import (
 )
 from graphs._emulated_pool import EmulatedPool
 from graphs._interface import GraphError
+from graphs._watching import CallWatch, OpWatch
 
 _UNINITIALISED = {
     "aten::empty",
@@ -205,13 +204,7 @@ class EmulatedRecorder:
             )
 
 
-class Calls(TorchFunctionMode):
-    """Sees Python calls into torch, and into functions that announce themselves to it."""
-
-    def __init__(self, recorder: EmulatedRecorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
+class Calls(CallWatch):
     def __torch_function__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not self._recorder.is_recording:
@@ -222,13 +215,7 @@ class Calls(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class Ops(TorchDispatchMode):
-    """Sees the ops."""
-
-    def __init__(self, recorder: EmulatedRecorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
+class Ops(OpWatch):
     def __torch_dispatch__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not self._recorder.is_recording:

@@ -16,14 +16,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention_backends import NativeKernel, StepList, launch
 from graphs import _capture_rules, _memory
 from graphs._emulated_part import Op, map_tensors, storage_id, tensors_of
 from graphs._emulated_pool import EmulatedPool
 from graphs._interface import GraphError
+from graphs._watching import CallWatch, OpWatch
 
 _UNINITIALISED = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
 
@@ -181,12 +180,8 @@ class KernelRecorder:
         return placed
 
 
-class _Calls(TorchFunctionMode):
+class _Calls(CallWatch):
     """Sees the launches, which are no ops."""
-
-    def __init__(self, recorder: KernelRecorder) -> None:
-        super().__init__()
-        self._recorder = recorder
 
     def __torch_function__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -200,17 +195,7 @@ class _Calls(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class _Ops(TorchDispatchMode):
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing compiles here; torch would import its compiler, for a second and more, to keep it
-        away."""
-        return False
-
-    def __init__(self, recorder: KernelRecorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
+class _Ops(OpWatch):
     def __torch_dispatch__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._recorder.record_op(func, args, kwargs or {})
 
