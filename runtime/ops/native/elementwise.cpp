@@ -148,14 +148,6 @@ void silu_and_mul(const SiluArgs* a, Team* team) {
 
 }  // namespace
 
-#define KERNELS(name, Args)                                              \
-  extern "C" STEPGRAPH_EXPORT void name##_float32(const void* a, Team* t) { \
-    name<float>(static_cast<const Args*>(a), t);                         \
-  }                                                                      \
-  extern "C" STEPGRAPH_EXPORT void name##_bfloat16(const void* a, Team* t) { \
-    name<Bf16>(static_cast<const Args*>(a), t);                          \
-  }
-
 KERNELS(add_rms_norm, NormArgs)
 KERNELS(rotation, RotationArgs)
 KERNELS(rotary, RotaryArgs)

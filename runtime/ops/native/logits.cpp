@@ -132,13 +132,5 @@ void top_k(const TopKArgs* a, Team* team) {
 
 }  // namespace
 
-#define KERNELS(name, Args)                                                  \
-  extern "C" STEPGRAPH_EXPORT void name##_float32(const void* a, Team* t) {    \
-    name<float>(static_cast<const Args*>(a), t);                             \
-  }                                                                          \
-  extern "C" STEPGRAPH_EXPORT void name##_bfloat16(const void* a, Team* t) {   \
-    name<Bf16>(static_cast<const Args*>(a), t);                              \
-  }
-
 KERNELS(argmax, ArgmaxArgs)
 KERNELS(top_k, TopKArgs)

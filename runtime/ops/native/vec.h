@@ -121,4 +121,13 @@ inline vf silu(vf x) { return x / (1.0f + exp_of(-x)); }
 
 }  // namespace
 
+// The kernel `name`, a template over the type of its rows, for float32 and bfloat16.
+#define KERNELS(name, Args)                                                  \
+  extern "C" STEPGRAPH_EXPORT void name##_float32(const void* a, Team* t) {  \
+    name<float>(static_cast<const Args*>(a), t);                             \
+  }                                                                          \
+  extern "C" STEPGRAPH_EXPORT void name##_bfloat16(const void* a, Team* t) { \
+    name<Bf16>(static_cast<const Args*>(a), t);                              \
+  }
+
 #endif

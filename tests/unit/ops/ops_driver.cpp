@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "elementwise.cpp"
-#undef KERNELS
 #include "linear.h"
 #include "logits.cpp"
 #include "pack.cpp"
