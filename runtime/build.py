@@ -57,10 +57,10 @@ def build_engine(config: RuntimeConfig) -> Parts:
     """
     device = choose_device(config.engine.device)
     set_threads(config.engine.threads)
-    check_files(config.model, read_spec(config.model))  # first: they say best what is wrong
+    spec = read_spec(config.model)
+    check_files(config.model, spec)  # first: it says best what is wrong
     tokenizer = load_tokenizer(config.model)
-    loaded = load_model(config.model, device)
-    spec = loaded.spec
+    loaded = load_model(config.model, device, spec)
     num_ids = min(spec.vocab_size, tokenizer.num_ids) if tokenizer else spec.vocab_size
     grammars = Grammars(tokenizer, spec.vocab_size, spec.eos_token_ids) if tokenizer else None
     wanted = config.cache.block_size

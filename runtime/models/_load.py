@@ -40,8 +40,13 @@ def read_spec(config: ModelConfig) -> ModelSpec:
     return _spec_of(_locate(config), config)
 
 
-def load_model(config: ModelConfig, device: torch.device) -> LoadedModel:
+def load_model(
+    config: ModelConfig, device: torch.device, spec: ModelSpec | None = None
+) -> LoadedModel:
     """Build the model on the device and fill it.
+
+    Args:
+        spec: what `read_spec` gave for the config, where it has been read already.
 
     Raises:
         ModelError: missing, corrupt or unsupported.
@@ -51,7 +56,7 @@ def load_model(config: ModelConfig, device: torch.device) -> LoadedModel:
     from runtime.models._weights import fill_at_random, fill_from_checkpoint
 
     source = _locate(config)
-    spec = _spec_of(source, config)
+    spec = spec or _spec_of(source, config)
     if source.kind == "dummy":
         return build(spec, device, lambda model: fill_at_random(model, config.seed))
     folder = source.path

@@ -76,7 +76,7 @@ class RowTable:
         self.num_computed[row] = num_computed
         self.num_prompt[row] = prompt
         self.limit[row] = min(prompt + params.max_tokens, max_model_len)
-        self.stops_from[row] = min(prompt + params.min_tokens, max_model_len)
+        self.stops_from[row] = prompt + params.min_tokens
         self.needs_tokens[row] = params.needs_known_tokens
         self._set_stop_ids(row, request)
         return row

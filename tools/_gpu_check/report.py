@@ -38,10 +38,6 @@ class Deadline:
     def is_over(self) -> bool:
         return time.monotonic() >= self._at
 
-    @property
-    def seconds_left(self) -> float:
-        return max(0.0, self._at - time.monotonic())
-
 
 class Report:
     """Collects lines.
