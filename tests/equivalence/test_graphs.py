@@ -324,10 +324,16 @@ def triton_cases(path):
     changes["graphs.sizes"] = [2, 8]
     with make_runtime(path, "torch_paged", changes=changes) as runtime:
         expected = [r.token_ids for r in runtime.generate(prompts, params)]
-    with make_runtime(path, "triton_paged", "emulated", "emulated_ragged", changes) as runtime:
-        assert [r.token_ids for r in runtime.generate(prompts, params)] == expected
-        buckets = runtime.stats().graphs.bucket_steps
-        assert {name[: name.index("(")] for name in buckets} == {"decode", "ragged"}
+    modes = [
+        ("eager", "eager", set()),
+        ("emulated", "emulated", {"decode", "segmented"}),
+        ("emulated", "emulated_ragged", {"decode", "ragged"}),
+    ]
+    for decode, mixed, kinds in modes:
+        with make_runtime(path, "triton_paged", decode, mixed, changes) as runtime:
+            assert [r.token_ids for r in runtime.generate(prompts, params)] == expected
+            buckets = runtime.stats().graphs.bucket_steps
+            assert {name[: name.index("(")] for name in buckets} == kinds
     changes["attention.decode_backend"] = "torch_paged"
     with make_runtime(path, "triton_paged", "emulated", "eager", changes) as runtime:
         assert runtime.engine.runner.backend.name == "triton_paged+torch_paged"

@@ -58,6 +58,8 @@ def test_results_come_in_the_order_of_the_prompts_with_counts_and_times(runtime)
         timing = result.timing
         assert 0 <= timing.queue_s <= timing.ttft_s <= timing.e2e_s
         assert len(timing.itl_s) == result.num_output_tokens - 1
+        mean_gap_s = (timing.e2e_s - timing.ttft_s) / (result.num_output_tokens - 1)
+        assert timing.tpot_s == pytest.approx(mean_gap_s)
 
 
 def test_a_single_prompt_gives_a_single_result(runtime):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,46 +10,30 @@ import torch
 from attention_backends import _chip
 from attention_backends._interface import AttentionShape, GraphSupport
 from attention_backends.triton_paged import Backend
+from tests.aside import needs_triton, run_aside
 from tests.unit.attention_backends.paging import make_shape
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 GPU = torch.device("cuda", 0)
-needs_triton = pytest.mark.skipif(not _chip.is_installed("triton"), reason="triton: not installed")
-
-
-def run_aside(script: str, *arguments: str, **env: str) -> None:
-    """Run pytest on one file in its own process; its report is this test's failure."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    done = subprocess.run(
-        [*command, str(HERE / script)],
-        cwd=ROOT,
-        env={**os.environ, **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
 
 
 @needs_triton
 def test_kernels_interpreted_in_short() -> None:
     few = "test_every_shape[grouped] or test_every_mix[chunks] or test_split_keys[lens0-half]"
-    run_aside("triton_cases.py", "-k", few, TRITON_INTERPRET="1")
+    run_aside(HERE / "triton_cases.py", "-k", few, TRITON_INTERPRET="1")
 
 
 @needs_triton
 @pytest.mark.slow
 def test_kernels_interpreted() -> None:
-    run_aside("triton_cases.py", TRITON_INTERPRET="1")
+    run_aside(HERE / "triton_cases.py", TRITON_INTERPRET="1")
 
 
 @needs_triton
 @pytest.mark.slow
 def test_kernels_compile_for_each_chip(tmp_path: Path) -> None:
-    run_aside("triton_compiles.py", TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
+    run_aside(HERE / "triton_compiles.py", TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
 
 
 @pytest.fixture

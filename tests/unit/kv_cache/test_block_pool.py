@@ -1,6 +1,7 @@
 import pytest
 
-from runtime.kv_cache import NUM_RESERVED_BLOCKS, BlockPool
+import attention_backends
+from runtime.kv_cache import NUM_RESERVED_BLOCKS, BlockPool, block_pool
 from runtime.kv_cache import block_keys as keys_module
 from runtime.params import SamplingParams
 from runtime.request import Request
@@ -26,6 +27,12 @@ def held(pool: BlockPool, tokens: list[int], salt: str | None = None) -> Request
 
 def probe(tokens: list[int], salt: str | None = None) -> Request:
     return Request("p", tokens, SamplingParams(), cache_salt=salt)
+
+
+@pytest.mark.parametrize("name", ["NULL_BLOCK", "TRASH_BLOCK", "NUM_RESERVED_BLOCKS"])
+def test_the_pool_and_the_backends_reserve_the_same_blocks(name):
+    # The pool must not import torch, so each side has its own constants.
+    assert getattr(block_pool, name) == getattr(attention_backends, name)
 
 
 def test_reserved_blocks_are_never_handed_out():

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,37 +12,21 @@ import pytest
 import torch
 
 from runtime.ops import dispatch
+from tests.aside import needs_triton, run_aside
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton: not installed")
-
-
-def run_aside(script: str, **env: str) -> None:
-    """Run pytest on one file in its own process; its report is this test's failure."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / script)]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
 
 
 @needs_triton
 def test_kernels_interpreted() -> None:
-    run_aside("triton_op_cases.py", TRITON_INTERPRET="1")
+    run_aside(HERE / "triton_op_cases.py", TRITON_INTERPRET="1")
 
 
 @needs_triton
 @pytest.mark.slow
 def test_kernels_compile_for_each_chip(tmp_path: Path) -> None:
-    run_aside("triton_op_compiles.py", TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
+    run_aside(HERE / "triton_op_compiles.py", TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
 
 
 def test_importing_the_ops_imports_no_triton() -> None:
