@@ -4,7 +4,6 @@ this order."""
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,6 +23,7 @@ from runtime.runner import (
 from runtime.sampling import Grammars, Sampler
 from runtime.scheduler import Scheduler
 from runtime.text import Tokenizer, load_tokenizer
+from runtime.threads import StepThreads, threads_of
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ class Parts:
 
     engine: Engine
     runner: ModelRunner
+    threads: StepThreads
     spec: ModelSpec
     tokenizer: Tokenizer | None
     grammars: Grammars | None
@@ -45,8 +46,9 @@ class Parts:
     max_model_len: int
 
     def close(self) -> None:
-        """Drop captured graphs; the memory goes with the last reference."""
+        """Drop captured graphs and let go of cores; the memory goes with the last reference."""
         self.runner.close()
+        self.threads.close()
 
 
 def build_engine(config: RuntimeConfig) -> Parts:
@@ -56,7 +58,8 @@ def build_engine(config: RuntimeConfig) -> Parts:
         ConfigError, ModelError, BackendError: with the key or file at fault.
     """
     device = choose_device(config.engine.device)
-    set_threads(config.engine.threads)
+    threads = threads_of(config.engine)
+    threads.set_count()
     spec = read_spec(config.model)
     check_files(config.model, spec)  # first: it says best what is wrong
     tokenizer = load_tokenizer(config.model)
@@ -115,8 +118,19 @@ def build_engine(config: RuntimeConfig) -> Parts:
         vocab_size=num_ids,
         max_model_len=max_model_len,
         check_integrity=config.engine.check_integrity,
+        threads=threads,
     )
-    return Parts(engine, runner, spec, tokenizer, grammars, block_size, num_blocks, max_model_len)
+    return Parts(
+        engine=engine,
+        runner=runner,
+        threads=threads,
+        spec=spec,
+        tokenizer=tokenizer,
+        grammars=grammars,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+    )
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -136,31 +150,6 @@ def resolve_overlap(wanted: bool | str, device: torch.device) -> bool:
     """Whether a step is scheduled while another one runs; auto is where that hides host work: on a
     CPU both take turns on the same cores."""
     return wanted if isinstance(wanted, bool) else device.type == "cuda"
-
-
-def set_threads(wanted: int | str) -> None:
-    """Set torch's CPU threads, which the whole process shares; auto is what this process may run
-    on."""
-    count = wanted if isinstance(wanted, int) else num_usable_cpus()
-    if torch.get_num_threads() != count:
-        torch.set_num_threads(count)
-
-
-def num_usable_cpus() -> int:
-    """OMP_NUM_THREADS where it is set; else the CPUs of the affinity mask, capped by the cgroup's
-    quota, so that a container is not oversubscribed."""
-    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    if asked.isdecimal() and int(asked):
-        return int(asked)
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            quota, period = file.read().split()
-        if quota != "max":
-            cpus = min(cpus, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass  # no cgroup v2 here: the mask alone counts
-    return cpus
 
 
 def resolve_max_model_len(

@@ -9,6 +9,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 from runtime.errors import RequestError
@@ -28,6 +29,9 @@ class Runner(Protocol):
         """Wait for what a step gave, oldest first."""
 
 
+_NO_CONTEXT = nullcontext()
+
+
 class _Flight(NamedTuple):
     so: SchedulerOutput
     launched: Any
@@ -40,6 +44,7 @@ class Engine:
         vocab_size: ids at or above it are refused.
         max_model_len: a prompt of this many tokens or more is refused.
         check_integrity: check pool and scheduler after every step (slow).
+        threads: the context that each step runs in.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class Engine:
         vocab_size: int,
         max_model_len: int,
         check_integrity: bool = False,
+        threads: AbstractContextManager[object] = _NO_CONTEXT,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
@@ -57,6 +63,7 @@ class Engine:
         self.max_model_len = max_model_len
         self.counters = StepCounters()
         self._check_integrity = check_integrity
+        self._threads = threads
         self._unfinished: set[str] = set()
         self._flights: deque[_Flight] = deque()
         """Launched and not collected yet, oldest first."""
@@ -87,12 +94,13 @@ class Engine:
         error; all others go on.
         """
         started = time.perf_counter()
-        has_launched = self._launch_next()
-        if not has_launched and self._flights:
-            self._collect_oldest()
-            has_launched = self._launch_next()  # what had to wait for these tokens
-        while len(self._flights) > (has_launched and self.scheduler.runs_ahead):
-            self._collect_oldest()
+        with self._threads:
+            has_launched = self._launch_next()
+            if not has_launched and self._flights:
+                self._collect_oldest()
+                has_launched = self._launch_next()  # what had to wait for these tokens
+            while len(self._flights) > (has_launched and self.scheduler.runs_ahead):
+                self._collect_oldest()
         self.counters.busy_s += time.perf_counter() - started
         if self._check_integrity:
             self.scheduler.check_integrity()

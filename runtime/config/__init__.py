@@ -16,7 +16,7 @@ from runtime.config.schema import (
     SchedulerConfig,
 )
 from runtime.config.section import Section
-from runtime.config.units import format_memory, parse_memory
+from runtime.config.units import format_cores, format_memory, parse_cores, parse_memory
 
 __all__ = [
     "AttentionConfig",
@@ -34,8 +34,10 @@ __all__ = [
     "blocks_for",
     "check_limits",
     "environment_name",
+    "format_cores",
     "format_memory",
     "load_run_config",
+    "parse_cores",
     "parse_memory",
     "resolve_model_path",
 ]

@@ -17,7 +17,7 @@ from runtime.config.limits import limit_problems
 from runtime.config.model_path import resolve_model_path
 from runtime.config.problems import Key, Problem, ProblemsError
 from runtime.config.section import Section
-from runtime.config.units import parse_memory
+from runtime.config.units import parse_cores, parse_memory
 from runtime.errors import RequestError
 from runtime.params import SamplingParams
 
@@ -27,6 +27,17 @@ ModelPath = Annotated[str, AfterValidator(resolve_model_path)]
 Memory = Annotated[
     PositiveInt | Auto, BeforeValidator(lambda v: v if v == "auto" else parse_memory(v))
 ]
+
+
+def _checked_cores(value: object) -> object:
+    if isinstance(value, bool):
+        return value
+    text = str(value)  # YAML: a single core is a number
+    parse_cores(text)
+    return text
+
+
+Cores = Annotated[bool | str, BeforeValidator(_checked_cores)]
 
 
 def _sampling_problems(values: dict[str, Any]) -> list[Problem]:
@@ -169,6 +180,10 @@ class EngineConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: PositiveInt | Auto = Field(
         "auto", description="CPU threads of the forward; auto: what the cgroup grants"
+    )
+    bind_cores: Cores = Field(
+        False,
+        description='true: each thread keeps to a core of its own; "0-3,8": to these, in order',
     )
     overlap: bool | Auto = Field(
         "auto",

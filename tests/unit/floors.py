@@ -31,6 +31,7 @@ FLOORS: dict[str, int] = {
     "runtime.scheduler": 2,
     "runtime.runner": 2,
     "runtime.engine": 3,
+    "runtime.threads": 4,
     "runtime.build": 4,
     "runtime.live_request": 4,
     "runtime.delta_stream": 4,
