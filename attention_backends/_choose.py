@@ -35,6 +35,15 @@ class Choice(NamedTuple):
     """Backends that `auto` preferred to this one -> why they cannot serve the model here."""
 
 
+class _Plugin(NamedTuple):
+    """A backend's file."""
+
+    backend: type[AttentionBackend] | None
+    reason: str
+    """why it could not be imported"""
+    preference: int
+
+
 class _Answer(NamedTuple):
     backend: type[AttentionBackend] | None
     support: Support
@@ -86,14 +95,16 @@ def choose_backend(
         allowed = ", ".join(["auto", *names])
         raise BackendChoiceError(f"{key}: there is no backend {name!r}{hint} (allowed: {allowed})")
     if name != "auto":
-        answer = _ask(name, shapes, block_size, device)
+        answer = _ask(_find(name, device), shapes, block_size, device)
         if answer.backend is not None and answer.support.ok:
             return Choice(answer.backend, answer.support, answer.block_size, {})
         raise BackendChoiceError(_refusal(key, name, _ask_all(shapes, block_size, device)))
 
+    answers: dict[str, _Answer] = {}
     passed_over: dict[str, str] = {}
-    answers = _ask_all(shapes, block_size, device)
-    for candidate, answer in answers.items():
+    # one at a time, so that no library is loaded that nobody will use
+    for candidate, plugin in _by_preference(device).items():
+        answer = answers[candidate] = _ask(plugin, shapes, block_size, device)
         if answer.backend is not None and answer.support.ok:
             log.info("attention backend: %s", candidate)
             if passed_over:
@@ -108,17 +119,28 @@ def choose_backend(
 def _ask_all(
     shapes: Sequence[AttentionShape], block_size: int | None, device: torch.device
 ) -> dict[str, _Answer]:
-    answers = {name: _ask(name, shapes, block_size, device) for name in backend_names()}
-    return dict(sorted(answers.items(), key=lambda item: -_preference(item[1].backend)))
+    plugins = _by_preference(device)
+    return {name: _ask(plugin, shapes, block_size, device) for name, plugin in plugins.items()}
+
+
+def _by_preference(device: torch.device) -> dict[str, _Plugin]:
+    plugins = {name: _find(name, device) for name in backend_names()}
+    return dict(sorted(plugins.items(), key=lambda item: -item[1].preference))
+
+
+def _find(name: str, device: torch.device) -> _Plugin:
+    try:
+        backend = importlib.import_module(f"{PACKAGE}.{name}").Backend
+        return _Plugin(backend, "", backend.preference(device))
+    except Exception as error:  # a plug-in's import may fail in any way; it is then unable
+        return _Plugin(None, f"cannot be imported: {type(error).__name__}: {error}", 0)
 
 
 def _ask(
-    name: str, shapes: Sequence[AttentionShape], block_size: int | None, device: torch.device
+    plugin: _Plugin, shapes: Sequence[AttentionShape], block_size: int | None, device: torch.device
 ) -> _Answer:
-    try:
-        backend = importlib.import_module(f"{PACKAGE}.{name}").Backend
-    except Exception as error:  # a plug-in's import may fail in any way; it is then unable
-        reason = f"cannot be imported: {type(error).__name__}: {error}"
+    backend, reason, _ = plugin
+    if backend is None:
         return _Answer(None, Support(False, reason), block_size or DEFAULT_BLOCK_SIZE)
     if block_size is not None:
         return _Answer(backend, examine_layers(backend, shapes, block_size, device), block_size)
@@ -161,10 +183,6 @@ def examine_layers(
             preferred_block_size=merged.preferred_block_size,
         )
     return merged
-
-
-def _preference(backend: type[AttentionBackend] | None) -> int:
-    return getattr(backend, "preference", 0)
 
 
 def _refusal(key: str, name: str, answers: dict[str, _Answer]) -> str:

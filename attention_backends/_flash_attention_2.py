@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,9 +16,9 @@ from attention_backends._interface import (
     GraphSupport,
     LayerKV,
 )
-from attention_backends._nhd import DeviceArrays, accepts, max_kv_len, query_lens, window_size
+from attention_backends._kernel_library import Call, Library, open_library
+from attention_backends._nhd import DeviceArrays, max_kv_len, query_lens, window_size
 
-MODULE = "flash_attn"
 BLOCK_SIZE_MULTIPLE = 256
 MIN_KV_CLASS = 1024
 DECODE_KEYWORDS = (
@@ -30,6 +29,15 @@ MIXED_KEYWORDS = (
     "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k",
     "softmax_scale", "causal", "window_size", "softcap", "block_table",
 )  # fmt: skip
+LIBRARY = Library(
+    "flash_attn",
+    ("flash-attn",),
+    "FlashAttention 2.6 or newer",
+    (
+        Call("flash_attn_with_kvcache", DECODE_KEYWORDS),
+        Call("flash_attn_varlen_func", MIXED_KEYWORDS),
+    ),
+)
 
 
 @dataclass(slots=True)
@@ -63,11 +71,9 @@ class FlashAttention2:
     bucketed_kv: ClassVar[bool] = True
 
     def __init__(self, block_size: int) -> None:
-        module = importlib.import_module(MODULE)
+        module = open_library(LIBRARY).module
         self._decode = module.flash_attn_with_kvcache
         self._mixed = module.flash_attn_varlen_func
-        if not accepts(self._decode, DECODE_KEYWORDS) or not accepts(self._mixed, MIXED_KEYWORDS):
-            raise ImportError(f"{MODULE} is too old or is not FlashAttention 2: take 2.6 or newer")
         self._block_size = block_size
 
     @staticmethod
@@ -75,8 +81,10 @@ class FlashAttention2:
         """Why it cannot serve the shape here; "" where it can."""
         if reason := refuse_chip(device):
             return f"FlashAttention 2 {reason}"
-        if not is_installed(MODULE):
-            return f"{MODULE} is not installed: pip install flash-attn --no-build-isolation"
+        if not is_installed(LIBRARY.module):
+            return f"{LIBRARY.module} is not installed: pip install flash-attn --no-build-isolation"
+        if reason := open_library(LIBRARY).reason:
+            return reason
         if block_size % BLOCK_SIZE_MULTIPLE:
             return (
                 f"FlashAttention 2 needs a block size that is a multiple of "

@@ -18,9 +18,9 @@ from attention_backends._interface import (
     GraphSupport,
     LayerKV,
 )
-from attention_backends._nhd import DeviceArrays, accepts, query_lens, window_size
+from attention_backends._kernel_library import Call, Library, open_library
+from attention_backends._nhd import DeviceArrays, query_lens, window_size
 
-MODULE = "flash_attn_interface"
 MAX_SPLITS = 32
 MAX_SPLIT_ROWS = 2048
 """Bound of rows x splits: the kernel keeps splits * Hq * T * D float32 partial results."""
@@ -28,6 +28,12 @@ KEYWORDS = (
     "q", "k_cache", "v_cache", "cache_seqlens", "page_table", "cu_seqlens_q", "max_seqlen_q",
     "softmax_scale", "causal", "window_size", "softcap", "num_splits",
 )  # fmt: skip
+LIBRARY = Library(
+    "flash_attn_interface",
+    ("tokenspeed-fa3", "flash-attn-3"),
+    "FlashAttention 3 with a page table",
+    (Call("flash_attn_with_kvcache", KEYWORDS),),
+)
 
 
 @dataclass(slots=True)
@@ -48,20 +54,22 @@ class FlashAttention3:
     bucketed_kv: ClassVar[bool] = False
 
     def __init__(self, block_size: int) -> None:
-        module = importlib.import_module(MODULE)
-        self._attention = module.flash_attn_with_kvcache
-        if not accepts(self._attention, KEYWORDS):
-            raise ImportError(f"{MODULE} is not FlashAttention 3's: it takes no page_table")
+        self._attention = open_library(LIBRARY).module.flash_attn_with_kvcache
         self._block_size = block_size
 
     @staticmethod
-    def refuse(shape: AttentionShape, block_size: int, device: torch.device) -> str:
-        """Why it cannot serve the shape here; "" where it can."""
+    def refuse_device(device: torch.device) -> str:
+        """Why it cannot serve any shape here; "" where it can serve some."""
         if compute_capability(device) != (9, 0):
             return "FlashAttention 3 needs a Hopper GPU (compute capability 9.0)"
-        if not is_installed(MODULE):
-            return f"{MODULE} is not installed: pip install tokenspeed-fa3 (CUDA 13)"
-        return _refuse_build(shape, _build_flags())
+        if not is_installed(LIBRARY.module):
+            return f"{LIBRARY.module} is not installed: pip install tokenspeed-fa3 (CUDA 13)"
+        return open_library(LIBRARY).reason
+
+    @classmethod
+    def refuse(cls, shape: AttentionShape, block_size: int, device: torch.device) -> str:
+        """Why it cannot serve the shape here; "" where it can."""
+        return cls.refuse_device(device) or _refuse_build(shape, _build_flags())
 
     def plan(self, batch: AttentionBatch) -> Plan3:
         max_query_len = int(query_lens(batch).max(initial=1))

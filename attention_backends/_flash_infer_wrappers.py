@@ -10,10 +10,53 @@ from torch import Tensor
 
 from attention_backends._flash_infer_metadata import Pages
 from attention_backends._interface import AttentionShape, LayerKV
+from attention_backends._kernel_library import Call, Library
 from attention_backends._nhd import left_window
 
 KERNELS = "fa2"
 """The same kernels on Ampere, Ada and Hopper; "auto" may choose others, with other limits."""
+
+_PROBLEM = (
+    "num_qo_heads", "num_kv_heads", "page_size", "sm_scale", "window_left", "logits_soft_cap",
+    "q_data_type", "kv_data_type",
+)  # fmt: skip
+_MIXED_PLAN = (
+    "qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len", *_PROBLEM,
+    "head_dim_qk", "causal",
+)  # fmt: skip
+_DECODE_PLAN = ("indptr", "indices", "last_page_len", *_PROBLEM, "head_dim")
+_MIXED = "BatchPrefillWithPagedKVCacheWrapper"
+_DECODE = "BatchDecodeWithPagedKVCacheWrapper"
+_MAKE = ("float_workspace_buffer", "kv_layout", "backend")
+_RUN = ("self", "q", "paged_kv_cache", "out")
+LIBRARY = Library(
+    "flashinfer",
+    ("flashinfer-python",),
+    "FlashInfer 0.7 or newer",
+    (
+        Call(_MIXED, _MAKE),
+        Call(f"{_MIXED}.plan", ("self", *_MIXED_PLAN, "non_blocking")),
+        Call(f"{_MIXED}.run", _RUN),
+        Call(
+            _DECODE,
+            (
+                *_MAKE,
+                "use_tensor_cores",
+                "use_cuda_graph",
+                "paged_kv_indptr_buffer",
+                "paged_kv_indices_buffer",
+                "paged_kv_last_page_len_buffer",
+            ),
+        ),
+        Call(f"{_DECODE}.plan", ("self", *_DECODE_PLAN, "non_blocking")),
+        Call(f"{_DECODE}.run", _RUN),
+        Call(f"{_DECODE}.workspace_size", ("self", *_DECODE_PLAN)),
+        Call(
+            f"{_DECODE}.reset_workspace_buffer",
+            ("self", "float_workspace_buffer", "int_workspace_buffer"),
+        ),
+    ),
+)
 
 
 class Event(Protocol):

@@ -142,21 +142,24 @@ class AttentionBackend(Protocol):
     """
 
     name: ClassVar[str]
-    preference: ClassVar[int]
-    """`auto` tries the able ones from the highest down; the reference has 0."""
 
     def __init__(
         self, shapes: Sequence[AttentionShape], block_size: int, device: torch.device
     ) -> None:
-        """`shapes[i]` is layer i's.
+        """`shapes[i]` is layer i's, and each was examined."""
 
-        Kernel libraries are imported here, not at module import.
-        """
+    @classmethod
+    def preference(cls, device: torch.device) -> int:
+        """`auto` asks from the highest down, and takes the first that is able; the reference has
+        0."""
 
     @classmethod
     def examine(cls, shape: AttentionShape, block_size: int, device: torch.device) -> Support:
-        """Say whether this backend can serve the shape here; never raises, never imports a kernel
-        library twice."""
+        """Say whether this backend can serve the shape here; never raises.
+
+        A kernel library is imported here, once the chip is known to be its own, and never at module
+        import: one that cannot be loaded, or takes other arguments than ours, is a reason.
+        """
 
     def allocate_kv(self, num_blocks: int) -> list[LayerKV]:
         """Zeroed K/V of every layer, [N, P, Hkv, D] each, in one allocation where possible."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,15 +44,6 @@ def group_shapes(shapes: Sequence[AttentionShape]) -> tuple[list[AttentionShape]
     """The distinct shapes, and of each layer the index of its shape among them."""
     distinct = list(dict.fromkeys(shapes))
     return distinct, [distinct.index(shape) for shape in shapes]
-
-
-def accepts(function: Callable[..., object], keywords: Sequence[str]) -> bool:
-    """True where the library's function takes these keywords; releases differ."""
-    try:
-        inspect.signature(function).bind(**dict.fromkeys(keywords))
-    except TypeError:
-        return False
-    return True
 
 
 def query_lens(batch: AttentionBatch) -> IntArray:

@@ -38,7 +38,6 @@ class Pair:
     """
 
     name: ClassVar[str]
-    preference: ClassVar[int] = 0
     prefill: ClassVar[type[AttentionBackend]]
     decode: ClassVar[type[AttentionBackend]]
 
@@ -47,6 +46,10 @@ class Pair:
     ) -> None:
         self._prefill = self.prefill(shapes, block_size, device)
         self._decode = self.decode(shapes, block_size, device)
+
+    @classmethod
+    def preference(cls, device: torch.device) -> int:
+        return 0  # a pair is named, never come upon
 
     @classmethod
     def examine(cls, shape: AttentionShape, block_size: int, device: torch.device) -> Support:

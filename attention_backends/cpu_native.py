@@ -100,7 +100,6 @@ class Backend:
     """See `AttentionBackend`."""
 
     name: ClassVar[str] = "cpu_native"
-    preference: ClassVar[int] = 10
 
     def __init__(
         self,
@@ -127,6 +126,10 @@ class Backend:
             self._template(shape, kind, workspace_bytes)
             for shape, kind in zip(self._shapes, self._kinds, strict=True)
         ]
+
+    @classmethod
+    def preference(cls, device: torch.device) -> int:
+        return 10
 
     @classmethod
     def examine(cls, shape: AttentionShape, block_size: int, device: torch.device) -> Support:

@@ -29,26 +29,24 @@ class Backend:
     """See `AttentionBackend`. One version serves all layers."""
 
     name: ClassVar[str] = "flash_attention"
-    preference: ClassVar[int] = 30
 
     def __init__(
         self, shapes: Sequence[AttentionShape], block_size: int, device: torch.device
     ) -> None:
-        """Imports the library.
-
-        Raises:
-            ValueError: no version serves every shape here, or the one that does cannot be loaded.
-        """
+        """Raises ValueError with every version's reason where none serves every shape here."""
         self._shapes = list(shapes)
         self._block_size = block_size
         self._device = device
         version, reason = _first_able(self._shapes, block_size, device)
         if version is None:
             raise ValueError(f"flash_attention: {reason}")
-        try:
-            self._version = version(block_size)
-        except (ImportError, OSError) as error:
-            raise ValueError(f"flash_attention: cannot be loaded: {error}") from error
+        self._version = version(block_size)
+
+    @classmethod
+    def preference(cls, device: torch.device) -> int:
+        """Version 3 goes before FlashInfer, version 2 behind it: that takes only blocks of 256
+        tokens, and a graph for each class of lengths."""
+        return 15 if FlashAttention3.refuse_device(device) else 30
 
     @classmethod
     def examine(cls, shape: AttentionShape, block_size: int, device: torch.device) -> Support:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,7 +15,7 @@ from torch import Tensor
 
 from attention_backends._chip import is_installed, refuse_chip
 from attention_backends._flash_infer_metadata import Pages
-from attention_backends._flash_infer_wrappers import PlannedDecode, PlannedMixed
+from attention_backends._flash_infer_wrappers import LIBRARY, PlannedDecode, PlannedMixed
 from attention_backends._interface import (
     AttentionBatch,
     AttentionShape,
@@ -26,6 +24,7 @@ from attention_backends._interface import (
     LayerKV,
     Support,
 )
+from attention_backends._kernel_library import open_library, version_of
 from attention_backends._nhd import allocate_kv, group_shapes, query_lens
 
 HEAD_DIMS = (64, 128, 256)
@@ -46,23 +45,19 @@ class Backend:
     both run the same tensor-core kernel."""
 
     name: ClassVar[str] = "flash_infer"
-    preference: ClassVar[int] = 20
 
     def __init__(
         self, shapes: Sequence[AttentionShape], block_size: int, device: torch.device
     ) -> None:
-        """Imports the library; its kernels are compiled at the first plan.
+        """The kernels are compiled at the first plan.
 
         Raises:
-            ValueError: `examine` refuses a shape, or the library cannot be loaded.
+            ValueError: `examine` refuses a shape.
         """
         for shape in dict.fromkeys(shapes):
             if reason := _refuse(shape, device):
                 raise ValueError(f"flash_infer: {reason}")
-        try:
-            self._library = importlib.import_module("flashinfer")
-        except (ImportError, OSError, RuntimeError) as error:
-            raise ValueError(f"flash_infer: cannot be loaded: {error}") from error
+        self._library = open_library(LIBRARY).module
         self._layers = list(shapes)
         self._shapes, self._shape_of_layer = group_shapes(shapes)
         self._block_size = block_size
@@ -77,6 +72,10 @@ class Backend:
         self._buckets: dict[int, list[PlannedDecode]] = {}
 
     @classmethod
+    def preference(cls, device: torch.device) -> int:
+        return 20
+
+    @classmethod
     def examine(cls, shape: AttentionShape, block_size: int, device: torch.device) -> Support:
         reason = _refuse(shape, device)
         return Support(not reason, reason, graph=GraphSupport.ONE_TOKEN, host_plan=True)
@@ -86,7 +85,7 @@ class Backend:
 
     def plan(self, batch: AttentionBatch) -> FlashInferPlan:
         wrappers = self._decode if bool((query_lens(batch) == 1).all()) else self._mixed
-        pages = Pages.of(batch, self._block_size, self._device)
+        pages = Pages.of(batch, self._block_size)
         for wrapper in wrappers:
             wrapper.plan(pages)
         return FlashInferPlan(wrappers)
@@ -130,7 +129,7 @@ class Backend:
         """Raises ValueError where the step is not padded to one token per row of the bucket."""
         if not bool((query_lens(batch) == 1).all()):
             raise ValueError("flash_infer: each row of a decode bucket has one query token")
-        pages = Pages.of(batch, self._block_size, self._device)
+        pages = Pages.of(batch, self._block_size)
         for wrapper in plan.wrappers:
             wrapper.plan(pages)
 
@@ -164,14 +163,17 @@ class Backend:
 def _refuse(shape: AttentionShape, device: torch.device) -> str:
     if reason := refuse_chip(device):
         return reason
-    if not is_installed("flashinfer"):
+    if not is_installed(LIBRARY.module):
         return "flashinfer is not installed: pip install flashinfer-python"
     if not is_installed("tvm_ffi"):
         return "flashinfer needs tvm_ffi: pip install apache-tvm-ffi"
     if version := _too_old():
         return f"flashinfer-python {version} is too old: 0.7 or newer is needed"
-    if not is_installed("flashinfer_jit_cache") and not _has_nvcc():
-        return "flashinfer compiles its kernels: nvcc is not on the PATH, nor under CUDA_HOME"
+    if not is_installed("flashinfer_jit_cache"):
+        if not _has_nvcc():
+            return "flashinfer compiles its kernels: nvcc is not on the PATH, nor under CUDA_HOME"
+        if not shutil.which("ninja"):
+            return "flashinfer compiles its kernels: ninja is not on the PATH (pip install ninja)"
     if shape.dtype not in (torch.float16, torch.bfloat16):
         return f"dtype {shape.dtype} is not supported: float16 or bfloat16"
     if shape.kv_dtype != shape.dtype:
@@ -180,15 +182,12 @@ def _refuse(shape: AttentionShape, device: torch.device) -> str:
         return f"head_dim {shape.head_dim} is not one of {', '.join(map(str, HEAD_DIMS))}"
     if shape.num_q_heads % shape.num_kv_heads:
         return f"{shape.num_q_heads} query heads do not divide among {shape.num_kv_heads} K/V heads"
-    return ""
+    return open_library(LIBRARY).reason
 
 
 def _too_old() -> str:
     """The installed version where its wrappers cannot tell how much workspace they need."""
-    try:
-        version = metadata.version("flashinfer-python")
-    except metadata.PackageNotFoundError:
-        return ""  # built from source
+    version = version_of(LIBRARY.distributions)
     numbers = re.match(r"(\d+)\.(\d+)", version)
     return version if numbers and tuple(map(int, numbers.groups())) < MIN_VERSION else ""
 

@@ -52,7 +52,6 @@ class Backend:
     """See `AttentionBackend`."""
 
     name: ClassVar[str] = "torch_paged"
-    preference: ClassVar[int] = 0
 
     def __init__(
         self, shapes: Sequence[AttentionShape], block_size: int, device: torch.device
@@ -63,6 +62,10 @@ class Backend:
         self._device = device
         self._planner = KeyPlanner(block_size, device)
         self._max_model_len = 0
+
+    @classmethod
+    def preference(cls, device: torch.device) -> int:
+        return 0
 
     @classmethod
     def examine(cls, shape: AttentionShape, block_size: int, device: torch.device) -> Support:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from attention_backends._interface import (
     LayerKV,
     Support,
 )
+from attention_backends._kernel_library import Call, Library, open_library
 from attention_backends._nhd import DeviceArrays, allocate_kv, group_shapes, query_lens
 from attention_backends._triton_tiles import (
     constants,
@@ -31,6 +31,13 @@ from attention_backends._triton_tiles import (
     reduce_constants,
 )
 
+LIBRARY = Library(
+    "attention_backends._triton_kernels",
+    ("triton",),
+    "triton 3.2 or newer",
+    (Call("tl.dot", ("input", "other", "input_precision")),),
+)
+"""Our kernels, whose import is triton's."""
 MAX_HEAD_DIM = 256
 MAX_GROUP = 64
 MAX_SPLITS = 32
@@ -65,7 +72,6 @@ class Backend:
     """See `AttentionBackend`. Grids depend on padded sizes alone: one graph serves any lengths."""
 
     name: ClassVar[str] = "triton_paged"
-    preference: ClassVar[int] = 10
 
     def __init__(
         self, shapes: Sequence[AttentionShape], block_size: int, device: torch.device
@@ -75,7 +81,6 @@ class Backend:
             support = self.examine(shape, block_size, device)
             if not support.ok:
                 raise ValueError(f"triton_paged: {support.reason}")
-        importlib.import_module("attention_backends._triton_kernels")  # fails here, not in a step
         self._layers = list(shapes)
         self._shapes, self._shape_of_layer = group_shapes(shapes)
         self._block_size = block_size
@@ -83,6 +88,10 @@ class Backend:
         self._num_multiprocessors = num_multiprocessors(device)
         self._reserved = torch.empty(0, dtype=torch.float32, device=device)
         self._eager = self._reserved
+
+    @classmethod
+    def preference(cls, device: torch.device) -> int:
+        return 10
 
     @classmethod
     def examine(cls, shape: AttentionShape, block_size: int, device: torch.device) -> Support:
@@ -272,4 +281,4 @@ def _refuse(shape: AttentionShape, block_size: int, device: torch.device) -> str
         return f"{group_of(shape)} query heads share a K/V head: at most {MAX_GROUP}"
     if block_size < 1 or block_size & (block_size - 1):
         return f"block size {block_size} is not a power of two"
-    return ""
+    return open_library(LIBRARY).reason

@@ -42,7 +42,7 @@ def able_backends(
             report.skip(section, name, reasons[name].reason)
             continue
         able.append((name, choice.backend, choice.block_size))
-    return sorted(able, key=lambda entry: -entry[1].preference)
+    return sorted(able, key=lambda entry: -entry[1].preference(scale.device))
 
 
 def check_backends(scale: Scale, report: Report, deadline: Deadline) -> None:

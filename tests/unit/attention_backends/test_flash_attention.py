@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from types import ModuleType
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from attention_backends import _chip, _flash_attention_2, _flash_attention_3
 from attention_backends._flash_attention_2 import kv_class
 from attention_backends._flash_attention_3 import num_splits
 from attention_backends._interface import AttentionShape, Bucket, GraphSupport
+from attention_backends._kernel_library import open_library
 from attention_backends.flash_attention import Backend
 from tests.unit.attention_backends.fakes import fake_flash_attention_2 as fake2
 from tests.unit.attention_backends.fakes import fake_flash_attention_3 as fake3
@@ -42,6 +44,7 @@ def install(
     monkeypatch: pytest.MonkeyPatch, chip: tuple[int, int] | None, *modules: str
 ) -> dict[str, Recorder]:
     """Pretend that the chip and only these libraries are here; returns their launches."""
+    open_library.cache_clear()
     monkeypatch.setattr(_chip, "compute_capability", lambda device: chip)
     monkeypatch.setattr(_flash_attention_3, "compute_capability", lambda device: chip)
     for module in (_flash_attention_2, _flash_attention_3):
@@ -359,17 +362,15 @@ class TestExamine:
         assert "FlashAttention 2 needs an NVIDIA GPU, not device cpu" in support.reason
 
 
-def test_library_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, (9, 0), "flash_attn_interface")
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
-    with pytest.raises(ValueError, match="flash_attention: cannot be loaded"):
-        Backend([SHAPES["grouped"]], 16, CPU)
-
-
-def test_library_of_another_signature(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, (9, 0), "flash_attn_interface")
-    other = fake3.make_module()
-    other.flash_attn_with_kvcache = lambda q, k_cache, v_cache: None
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", other)
-    with pytest.raises(ValueError, match="is not FlashAttention 3's"):
-        Backend([SHAPES["grouped"]], 16, CPU)
+@pytest.mark.parametrize(
+    ("version", "module"), [("fa2", _flash_attention_2), ("fa3", _flash_attention_3)]
+)
+def test_the_calls_that_are_checked_are_those_that_are_made(
+    version: str, module: ModuleType, request: pytest.FixtureRequest
+) -> None:
+    calls = request.getfixturevalue(version)
+    for mix in ("decode", "mixed"):
+        step = make_step(SHAPES["grouped"], 256, *MIXES[mix])
+        run(Backend([step.shape], 256, CPU), step)
+    made = {call.function.__name__: set(call.arguments) for call in calls}
+    assert made == {call.function: set(call.keywords) for call in module.LIBRARY.calls}

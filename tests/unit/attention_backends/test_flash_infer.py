@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attention_backends import _chip, _flash_infer_wrappers, flash_infer
 from attention_backends._flash_infer_metadata import Pages
+from attention_backends._flash_infer_wrappers import LIBRARY
 from attention_backends._interface import AttentionShape, Bucket, GraphSupport
 from attention_backends.flash_infer import Backend
 from tests.unit.attention_backends.fakes import fake_flashinfer
@@ -41,7 +42,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setitem(sys.modules, "flashinfer", module)
     monkeypatch.setattr(_chip, "compute_capability", lambda device: (9, 0))
     monkeypatch.setattr(flash_infer, "is_installed", lambda name: True)
-    monkeypatch.setattr(flash_infer.metadata, "version", lambda name: "0.7.2.post1")
+    monkeypatch.setattr(flash_infer, "version_of", lambda names: "0.7.2.post1")
     monkeypatch.setattr(flash_infer, "FLOAT_WORKSPACE_BYTES", 64)
     monkeypatch.setattr(
         _flash_infer_wrappers,
@@ -87,7 +88,7 @@ def test_tail_of_padding_longer_than_the_block_table() -> None:
 
 def test_pages() -> None:
     step = make_step(SHAPES["grouped"], 4, [1, 0, 3, 1], [4, 0, 9, 1])
-    pages = Pages.of(step.batch, 4, CPU)
+    pages = Pages.of(step.batch, 4)
     table = step.batch.block_table_cpu
     assert pages.query_start.tolist() == [0, 1, 1, 4, 5]
     assert pages.start.tolist() == [0, 1, 1, 4, 5]
@@ -108,7 +109,7 @@ def test_steps_in_a_row_wait_for_the_pinned_buffer(library: ModuleType) -> None:
     wrapper = backend._mixed[0]
     wrapper._copied = _flash_infer_wrappers.NoEvent()
     with pytest.raises(KernelError, match="overwritten in flight"):
-        wrapper.plan(Pages.of(step.batch, 16, CPU))
+        wrapper.plan(Pages.of(step.batch, 16))
 
 
 def test_layers_of_two_shapes(library: ModuleType) -> None:
@@ -226,7 +227,7 @@ def test_fake_catches_an_adapter_that_errs(library: ModuleType) -> None:
     """Without this, the tests above would prove little."""
     step = make_step(SHAPES["grouped"], 16, *MIXES["mixed"])
     wrapper = Backend([step.shape], 16, CPU)._mixed[0]
-    pages = Pages.of(step.batch, 16, CPU)
+    pages = Pages.of(step.batch, 16)
     good = {**wrapper._metadata(pages), **wrapper._problem()}
     changes = [
         {"qo_indptr": pages.query_start.long()},
@@ -268,16 +269,19 @@ class TestExamine:
             Backend([shape], 16, CPU)
 
     def test_what_is_missing(self, library: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-        def reason(*installed: str, nvcc: bool = True) -> str:
+        def reason(*installed: str, nvcc: bool = True, ninja: bool = True) -> str:
             monkeypatch.setattr(flash_infer, "is_installed", lambda name: name in installed)
             monkeypatch.setattr(flash_infer, "_has_nvcc", lambda: nvcc)
+            monkeypatch.setattr(flash_infer.shutil, "which", lambda name: ninja or None)
             return Backend.examine(SHAPES["grouped"], 16, CPU).reason
 
         assert "pip install flashinfer-python" in reason()
         assert "pip install apache-tvm-ffi" in reason("flashinfer")
         assert "nvcc is not on the PATH" in reason("flashinfer", "tvm_ffi", nvcc=False)
+        assert "ninja is not on the PATH" in reason("flashinfer", "tvm_ffi", ninja=False)
+        assert not reason("flashinfer", "tvm_ffi")
         compiled = ("flashinfer", "tvm_ffi", "flashinfer_jit_cache")
-        assert not reason(*compiled, nvcc=False)
+        assert not reason(*compiled, nvcc=False, ninja=False)
         monkeypatch.setattr(_chip, "compute_capability", lambda device: None)
         assert "needs an NVIDIA GPU, not device cpu" in reason(*compiled)
 
@@ -287,7 +291,7 @@ class TestExamine:
     def test_version(
         self, version: str, ok: bool, library: ModuleType, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(flash_infer.metadata, "version", lambda name: version)
+        monkeypatch.setattr(flash_infer, "version_of", lambda names: version)
         support = Backend.examine(SHAPES["grouped"], 16, CPU)
         assert support.ok == ok
         assert ok or f"flashinfer-python {version} is too old" in support.reason
@@ -303,17 +307,23 @@ class TestExamine:
         assert before == (flash_infer.Path("/usr/local/cuda/bin/nvcc").is_file())
 
 
-def test_library_that_cannot_be_loaded(
-    library: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "flashinfer", None)
-    with pytest.raises(ValueError, match="flash_infer: cannot be loaded"):
-        Backend([SHAPES["grouped"]], 16, CPU)
+def test_the_calls_that_are_checked_are_those_that_are_made(library: ModuleType) -> None:
+    backend = Backend([SHAPES["grouped"]], 16, CPU)
+    backend.reserve([Bucket("decode", 2, 2)], 64)
+    checked = {call.function: set(call.keywords) for call in LIBRARY.calls}
+    step = make_step(SHAPES["grouped"], 16, *MIXES["decode"])
+    pages = Pages.of(step.batch, 16)
+    for planned in (backend._mixed[0], backend._decode[0]):
+        name = type(planned._wrapper).__name__
+        made = {"self", *planned._metadata(pages), *planned._problem()}
+        assert checked[f"{name}.plan"] == made | {"non_blocking"}
+        assert checked.get(f"{name}.workspace_size", made) == made
 
 
 def test_empty_plan_arrays_are_int32() -> None:
     step = make_step(SHAPES["grouped"], 16, [1], [1])
     step.batch.seq_lens_cpu = np.zeros(1, np.int32)
-    pages = Pages.of(step.batch, 16, CPU)
+    step.batch.seq_lens = torch.zeros(1, dtype=torch.int32)
+    pages = Pages.of(step.batch, 16)
     assert pages.indices.dtype == torch.int32
     assert pages.indices.numel() == 0

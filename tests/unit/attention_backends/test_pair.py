@@ -29,11 +29,14 @@ class Call(NamedTuple):
 
 def fake_backend(name, support=FIRST, layout=(0, 1, 2, 3)):
     class Backend:
-        preference = 1
         calls: list = []  # noqa: RUF012
 
         def __init__(self, shapes, block_size, device):
             self.block_size = block_size
+
+        @classmethod
+        def preference(cls, device):
+            return 1
 
         @classmethod
         def examine(cls, shape, block_size, device):

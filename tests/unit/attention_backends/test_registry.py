@@ -26,7 +26,7 @@ def fake(answer, preference=0):
             raise answer
         return answer(shape, block_size) if callable(answer) else answer
 
-    return SimpleNamespace(examine=examine, preference=preference)
+    return SimpleNamespace(examine=examine, preference=lambda device: preference)
 
 
 @pytest.fixture
@@ -92,11 +92,19 @@ def test_auto_takes_the_most_preferred_able_one(backends, caplog, level):
         quicker=fake(Support(False, "no such chip"), 9),
     )
     choice = choose_backend("auto", SHAPES, 16, CPU)
-    assert choice.backend.preference == 5
+    assert choice.backend.preference(CPU) == 5
     assert choice.passed_over == {"quicker": "no such chip"}
     assert "attention backend: quick\n" in caplog.text
     told = "attention backends passed over: quicker: no such chip" in caplog.text
     assert told == (level == "DEBUG")  # a CPU has no use for most of them
+
+
+def test_auto_asks_nobody_behind_its_choice(backends):
+    """Asking may load a library."""
+    backends(quick=fake(Support(True), 5), slow=fake(RuntimeError("was asked"), 0))
+    choice = choose_backend("auto", SHAPES, 16, CPU)
+    assert choice.backend.preference(CPU) == 5
+    assert "was asked" in examine_all(SHAPES, 16, CPU)["slow"].reason
 
 
 def test_asking_for_one_that_cannot_lists_every_reason(backends):

@@ -18,7 +18,8 @@ import pytest
 
 from attention_backends._flash_attention_2 import DECODE_KEYWORDS, MIXED_KEYWORDS
 from attention_backends._flash_attention_3 import KEYWORDS
-from attention_backends._nhd import accepts
+from attention_backends._flash_infer_wrappers import LIBRARY as FLASH_INFER
+from attention_backends._kernel_library import misfit
 from tests.unit.attention_backends.fakes import (
     fake_flash_attention_2,
     fake_flash_attention_3,
@@ -73,13 +74,26 @@ def test_fakes_have_the_real_signatures(
 @pytest.mark.parametrize("source", [FLASH_3, FLASH_3_UPSTREAM])
 def test_both_builds_of_version_3_take_our_call(source: tuple[str, str]) -> None:
     function = real(*source, "flash_attn_with_kvcache")
-    assert accepts(function, KEYWORDS)
-    assert not accepts(function, [*KEYWORDS, "out"])
+    assert not misfit(function, KEYWORDS)
+    assert "'out'" in misfit(function, [*KEYWORDS, "out"])
 
 
 def test_version_2_takes_our_calls() -> None:
-    assert accepts(real(*FLASH_2, "flash_attn_with_kvcache"), DECODE_KEYWORDS)
-    assert accepts(real(*FLASH_2, "flash_attn_varlen_func"), MIXED_KEYWORDS)
+    assert not misfit(real(*FLASH_2, "flash_attn_with_kvcache"), DECODE_KEYWORDS)
+    assert not misfit(real(*FLASH_2, "flash_attn_varlen_func"), MIXED_KEYWORDS)
+
+
+def test_flash_infer_takes_our_calls() -> None:
+    files = {"Prefill": "flashinfer/prefill.py", "Decode": "flashinfer/decode.py"}
+    for dotted, keywords in FLASH_INFER.calls:
+        file = files["Prefill" if "Prefill" in dotted else "Decode"]
+        name, keywords = (dotted, keywords) if "." in dotted else (f"{dotted}.__init__", keywords)
+        if name.endswith("__init__"):
+            keywords = ("self", *keywords)
+        function = real("flashinfer-python", file, name)
+        assert not misfit(function, keywords), name
+        if "kwargs" not in inspect.signature(function).parameters:
+            assert "'unheard_of'" in misfit(function, [*keywords, "unheard_of"]), name
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import torch
 
 from attention_backends import _chip
 from attention_backends._interface import AttentionShape, GraphSupport
+from attention_backends._kernel_library import Opened
 from attention_backends.triton_paged import Backend
 from tests.aside import needs_triton, run_aside
 from tests.unit.attention_backends.paging import make_shape
@@ -40,6 +41,7 @@ def test_kernels_compile_for_each_chip(tmp_path: Path) -> None:
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_chip, "compute_capability", lambda device: (9, 0))
     monkeypatch.setattr("attention_backends.triton_paged.is_installed", lambda name: True)
+    monkeypatch.setattr("attention_backends.triton_paged.open_library", lambda _: Opened(None, ""))
 
 
 @pytest.mark.usefixtures("hopper")
@@ -92,6 +94,14 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_triton
+def test_the_installed_triton_takes_our_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_chip, "compute_capability", lambda device: (9, 0))
+    support = Backend.examine(make_shape(), 16, GPU)
+    assert support.ok, support.reason
+
+
+@needs_triton
+@pytest.mark.usefixtures("hopper")  # triton itself is left alone: it would stay interpreted
 def test_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
