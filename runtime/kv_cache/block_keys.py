@@ -8,12 +8,17 @@ import hashlib
 import struct
 from collections.abc import Callable, Sequence
 
-import xxhash
-
 from runtime.errors import ConfigError
 
+
+def _xxh3_128(data: bytes) -> bytes:
+    import xxhash  # where another hash is chosen, it need not be installed
+
+    return xxhash.xxh3_128_digest(data)
+
+
 HASHES: dict[str, Callable[[bytes], bytes]] = {
-    "xxh3_128": lambda data: xxhash.xxh3_128_digest(data),
+    "xxh3_128": _xxh3_128,
     "sha256": lambda data: hashlib.sha256(data).digest(),
 }
 ROOT_KEY = b""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from runtime.config.schema import SchedulerConfig
 from runtime.kv_cache import PrefixHit
 from runtime.params import SamplingParams
 from runtime.request import Request, RequestStatus
@@ -16,6 +16,9 @@ from runtime.scheduler.keys import give_row_keys
 from runtime.scheduler.rows import NEVER
 from runtime.scheduler.state import SchedulerState
 from runtime.step import NewRow
+
+if TYPE_CHECKING:
+    from runtime.config.schema import SchedulerConfig
 
 
 class Admission:

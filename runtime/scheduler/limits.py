@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from runtime.config.schema import SchedulerConfig
+from typing import TYPE_CHECKING
+
 from runtime.errors import ConfigError, RequestError
 from runtime.kv_cache import BlockPool
 from runtime.request import Request
+
+if TYPE_CHECKING:
+    from runtime.config.schema import SchedulerConfig
 
 
 def check_config(

@@ -7,10 +7,10 @@ known tokens. Chunks, prefix hits and resumption after a preemption all follow f
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from runtime.config.schema import SchedulerConfig
 from runtime.errors import RequestError
 from runtime.kv_cache import NUM_RESERVED_BLOCKS, BlockPool
 from runtime.request import FinishReason, Request
@@ -33,6 +33,9 @@ from runtime.scheduler.state import SchedulerState
 from runtime.scheduler.stats import SchedulerStats
 from runtime.scheduler.waiting import make_queue
 from runtime.step import RequestOutput, RunnerOutput, SchedulerOutput
+
+if TYPE_CHECKING:
+    from runtime.config.schema import SchedulerConfig
 
 
 class Scheduler:
