@@ -9,54 +9,68 @@
 
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int kMostRows = 12;  // 2 vectors of sums a row, and 4 of weights, in 32 registers
-#else
-constexpr int kMostRows = 5;
-#endif
+// Where a pass finds the panel, and what it leaves behind.
+enum class Panel {
+  kPacked,      // widened in registers
+  kPackedKept,  // the same, and the floats are kept for the groups to come
+  kFloats,      // as the first group kept it
+};
 
-template <int M, bool kPrefetch>
-inline void multiply(const float* x, int64_t stride, const uint32_t* line, int64_t n_in,
-                     vf (&sums)[M][2]) {
+template <int M, Panel kPanelIs>
+inline void multiply(const float* x, int64_t stride, const uint32_t* line, float* floats,
+                     int64_t n_in, Turn turn, vf (&sums)[M][2]) {
 #pragma GCC unroll 16
   for (int m = 0; m < M; m++) sums[m][0] = sums[m][1] = vf{};
+  auto add = [&](const float* values, vf low, vf high) {
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++) {
+      const vf value = splat(values[m]);
+      sums[m][0] += low * value;
+      sums[m][1] += high * value;
+    }
+  };
   for (int64_t k = 0; k < n_in; k += 2, line += kPanel, x += 2 * stride) {
-    if (kPrefetch) {
-      __builtin_prefetch(reinterpret_cast<const char*>(line) + kAhead);
-      __builtin_prefetch(reinterpret_cast<const char*>(line) + kAhead + 64);
+    prefetch<kPanelIs == Panel::kPacked>(&turn);
+    if constexpr (kPanelIs == Panel::kFloats) {
+      add(x, load(floats), load(floats + kLanes));
+      add(x + stride, load(floats + 2 * kLanes), load(floats + 3 * kLanes));
+    } else {
+      const vu low = load_bits<vu>(line), high = load_bits<vu>(line + 16);
+      const vf low_even = (vf)(low << 16), high_even = (vf)(high << 16);
+      add(x, low_even, high_even);
+      const vf low_odd = (vf)(low & 0xffff0000u), high_odd = (vf)(high & 0xffff0000u);
+      add(x + stride, low_odd, high_odd);
+      if constexpr (kPanelIs == Panel::kPackedKept) {
+        store(floats, low_even);
+        store(floats + kLanes, high_even);
+        store(floats + 2 * kLanes, low_odd);
+        store(floats + 3 * kLanes, high_odd);
+      }
     }
-    const vu low = load_bits<vu>(line), high = load_bits<vu>(line + 16);
-    const vf low_even = (vf)(low << 16), high_even = (vf)(high << 16);
-#pragma GCC unroll 16
-    for (int m = 0; m < M; m++) {
-      const vf even = splat(x[m]);
-      sums[m][0] += low_even * even;
-      sums[m][1] += high_even * even;
-    }
-    const vf low_odd = (vf)(low & 0xffff0000u), high_odd = (vf)(high & 0xffff0000u);
-    const float* next = x + stride;
-#pragma GCC unroll 16
-    for (int m = 0; m < M; m++) {
-      const vf odd = splat(next[m]);
-      sums[m][0] += low_odd * odd;
-      sums[m][1] += high_odd * odd;
-    }
+    floats += 4 * kLanes;
   }
 }
 
+struct FloatRows {
+  const float* rows;
+  float* panel;  // this thread's panel as floats, [part][n_in][2][kLanes]
+};
+
 template <int M>
 struct FloatPass {
-  static void run(const LinearArgs* a, const float* prepared, int64_t row, int64_t panel,
-                  bool is_first) {
-    const int64_t n_in = a->n_in, stride = Groups(a->rows, kMostRows).stride;
-    const float* x = prepared + row * n_in;
-    const uint32_t* weights = static_cast<const uint32_t*>(a->weights) + panel * (n_in / 2) * kPanel;
-    for (int part = 0; part < kParts; part++) {
+  static void run(const LinearArgs* a, FloatRows prepared, int64_t row, int64_t panel, Turn turn) {
+    const int64_t n_in = a->n_in, stride = Groups(a->rows, kFloatRows).stride;
+    const float* x = prepared.rows + row * n_in;
+    const uint32_t* line = static_cast<const uint32_t*>(a->weights) + panel * (n_in / 2) * kPanel;
+    float* floats = prepared.panel;
+    for (int part = 0; part < kParts; part++, line += kLanes, floats += n_in * 2 * kLanes) {
       vf sums[M][2];
-      if (is_first)
-        multiply<M, true>(x, stride, weights + part * kLanes, n_in, sums);
+      if (turn.group > 0)
+        multiply<M, Panel::kFloats>(x, stride, line, floats, n_in, turn, sums);
+      else if (turn.count > 1)
+        multiply<M, Panel::kPackedKept>(x, stride, line, floats, n_in, turn, sums);
       else
-        multiply<M, false>(x, stride, weights + part * kLanes, n_in, sums);
+        multiply<M, Panel::kPacked>(x, stride, line, floats, n_in, turn, sums);
 #pragma GCC unroll 16
       for (int m = 0; m < M; m++) put_row(a, row + m, panel, part, sums[m][0], sums[m][1]);
     }
@@ -70,9 +84,14 @@ extern "C" STEPGRAPH_EXPORT void linear_bfloat16(const void* args, Team* team) {
 #if STEPGRAPH_HAS_TILES
   if (a->rows >= kFewestTileRows) return linear_by_tiles(a, team);
 #endif
-  const int64_t row_bytes = a->n_in * sizeof(float);
-  const char* rows = prepare(a, kMostRows, row_bytes, team, [&](char* to, int64_t begin, int64_t end) {
-    widen(a, reinterpret_cast<float*>(to), kMostRows, begin, end);
-  });
-  walk<FloatPass, kMostRows>(a, reinterpret_cast<const float*>(rows), row_bytes, team);
+  float* scratch = static_cast<float*>(a->scratch);
+  float* panel = scratch + team->thread * a->n_in * kPanel;
+  if (a->rows > kFloatRows) scratch += team->num_threads * a->n_in * kPanel;
+  const int64_t row_bytes = a->n_in * sizeof(float), panel_bytes = a->n_in * kPanel * sizeof(Bf16);
+  const char* rows = prepare(a, reinterpret_cast<char*>(scratch), kFloatRows, row_bytes, team,
+                             [&](char* to, int64_t begin, int64_t end) {
+                               widen(a, reinterpret_cast<float*>(to), begin, end);
+                             });
+  walk<FloatPass, kFloatRows>(a, FloatRows{reinterpret_cast<const float*>(rows), panel}, row_bytes,
+                             panel_bytes, team);
 }

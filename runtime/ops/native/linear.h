@@ -20,6 +20,8 @@ struct LinearArgs {
   int32_t is_gated;  // a panel holds 16 gates and their 16 ups; out is silu(gate) * up
 };
 
+// Rows that one pass keeps sums of: 2 vectors a row, and those of the weights, in the registers.
+constexpr int kFloatRows = kLanes == 16 ? 12 : kLanes == 8 ? 5 : 4;
 constexpr int kParts = 16 / kLanes;       // of a panel's halves
 constexpr int64_t kPrivateRows = 16;      // up to here every thread prepares the rows for itself
 constexpr int64_t kChunkBytes = 1 << 20;  // of prepared rows, to stay in the L2 cache
@@ -69,18 +71,59 @@ struct Groups {
   Groups(int64_t rows, int64_t most) : size(most), stride(rows < most ? rows : most) {}
 };
 
-// Rows [begin, end) as floats, in groups.
-inline void widen(const LinearArgs* a, float* to, int64_t most, int64_t begin, int64_t end) {
-  const Groups groups(a->rows, most);
-  for (int64_t row = begin; row < end; row++) {
-    const Bf16* x = a->x + row * a->x_stride;
-    float* column = to + row / most * most * a->n_in + row % most;
-    for_lanes(a->n_in, [&](int64_t i, auto lanes) {
-      float values[kLanes];
-      store(values, lanes.get(x + i));
-      for (int lane = 0; lane < kLanes && i + lane < a->n_in; lane++)
-        column[(i + lane) * groups.stride] = values[lane];
-    });
+// Of two blocks that lie `size` rows apart in a transposition: each gets the other's lanes.
+inline void exchange(vf* a, vf* b, int size) {
+  vi first, second;
+  for (int i = 0; i < kLanes; i++) {
+    first[i] = i & size ? kLanes + i - size : i;
+    second[i] = i & size ? kLanes + i : i + size;
+  }
+#if defined(__clang__)
+  const vf old_a = *a, old_b = *b;
+  for (int i = 0; i < kLanes; i++) {
+    (*a)[i] = first[i] < kLanes ? old_a[first[i]] : old_b[first[i] - kLanes];
+    (*b)[i] = second[i] < kLanes ? old_a[second[i]] : old_b[second[i] - kLanes];
+  }
+#else
+  const vf low = __builtin_shuffle(*a, *b, first);
+  *b = __builtin_shuffle(*a, *b, second);
+  *a = low;
+#endif
+}
+
+inline void transpose(vf (&block)[kLanes]) {
+#pragma GCC unroll 4
+  for (int size = 1; size < kLanes; size *= 2)
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; i++)
+      if (!(i & size)) exchange(block + i, block + i + size, size);
+}
+
+static_assert(kFloatRows <= kLanes, "a group is transposed as one block");
+
+// `count` rows of one group, side by side for each input.
+inline void widen_group(const Bf16* x, int64_t x_stride, int64_t n_in, int64_t count, int64_t stride,
+                        float* to) {
+  for_lanes(n_in, [&](int64_t k, auto lanes) {
+    vf block[kLanes] = {};
+    for (int64_t m = 0; m < count; m++) block[m] = lanes.get(x + m * x_stride + k);
+    if (stride == 1) return lanes.put(to + k, block[0]);
+    transpose(block);
+    // A whole vector reaches into the inputs to come; at the end there are none.
+    for (int i = 0; i < kLanes && k + i < n_in; i++) {
+      float* at = to + (k + i) * stride;
+      if (stride >= kLanes || (n_in - k - i) * stride >= kLanes) store(at, block[i]);
+      else store_part(at, block[i], stride);
+    }
+  });
+}
+
+// Rows [begin, end) as floats, in groups of `kFloatRows`; `begin` starts one.
+inline void widen(const LinearArgs* a, float* to, int64_t begin, int64_t end) {
+  const int64_t stride = Groups(a->rows, kFloatRows).stride;
+  for (int64_t row = begin; row < end; row += kFloatRows) {
+    const int64_t count = end - row < kFloatRows ? end - row : kFloatRows;
+    widen_group(a->x + row * a->x_stride, a->x_stride, a->n_in, count, stride, to + row * a->n_in);
   }
 }
 
@@ -93,28 +136,61 @@ inline void pass_of(int64_t rows, Rest... rest) {
   }
 }
 
-// All rows by this thread's panels. The first group reads a panel from memory, the others from the
-// cache.
+// One group's turn with a panel. A group that is alone reads the panel from memory, some way behind its
+// prefetch. Of several, each brings its share of the next panel near, so that memory is never idle.
+struct Turn {
+  int64_t group, count;
+  const char* ahead;  // what to prefetch next
+  int64_t step;
+};
+
+constexpr int64_t kLine = 128;  // bytes of a panel that a pass takes at a time
+
+inline Turn turn_of(int64_t group, int64_t count, const char* panel, const char* next, int64_t bytes) {
+  if (count == 1) return {group, count, panel + kAhead, kLine};
+  return {group, count, next + group * (bytes / count), (kLine + count - 1) / count};
+}
+
+// Once for each `kLine` bytes of the panel.
+template <bool kIsAlone>
+inline void prefetch(Turn* turn) {
+  if constexpr (kIsAlone) {
+    __builtin_prefetch(turn->ahead);
+    __builtin_prefetch(turn->ahead + 64);
+  } else {
+    __builtin_prefetch(turn->ahead, 0, 2);  // it is not to drive this panel out of the L1 cache
+  }
+  turn->ahead += turn->step;
+}
+
+// All rows by this thread's panels, of `bytes` each.
 template <template <int> class Pass, int kMost, typename Prepared>
-inline void walk(const LinearArgs* a, const Prepared& prepared, int64_t row_bytes, Team* team) {
+inline void walk(const LinearArgs* a, const Prepared& prepared, int64_t row_bytes, int64_t bytes,
+                 Team* team) {
+  const char* panels = static_cast<const char*>(a->weights);
   int64_t begin, end;
   team_range(team, panels_of(a), 1, &begin, &end);
   const int64_t groups = kChunkBytes / row_bytes / kMost;
   const int64_t chunk = (groups > 1 ? groups : 1) * kMost;
   for (int64_t first = 0; first < a->rows; first += chunk) {
     const int64_t last = first + chunk < a->rows ? first + chunk : a->rows;
-    for (int64_t panel = begin; panel < end; panel++)
+    const int64_t turns = (last - first + kMost - 1) / kMost;
+    for (int64_t panel = begin; panel < end; panel++) {
+      const char* next = panels + (panel + 1 < end ? panel + 1 : panel) * bytes;
       for (int64_t row = first; row < last; row += kMost) {
         const int64_t rows = last - row < kMost ? last - row : kMost;
-        pass_of<Pass, kMost>(rows, a, prepared, row, panel, row == first);
+        const Turn turn = turn_of((row - first) / kMost, turns, panels + panel * bytes, next, bytes);
+        pass_of<Pass, kMost>(rows, a, prepared, row, panel, turn);
       }
+    }
   }
 }
 
-// The rows that this thread prepares, and where: all of them for itself, or a share for all.
+// The rows that this thread prepares from `to` on, and where: all of them for itself, or a share for
+// all.
 template <typename Function>
-inline char* prepare(const LinearArgs* a, int most, int64_t row_bytes, Team* team, Function fill) {
-  char* to = static_cast<char*>(a->scratch);
+inline char* prepare(const LinearArgs* a, char* to, int most, int64_t row_bytes, Team* team,
+                     Function fill) {
   if (a->rows <= kPrivateRows) {
     const int64_t groups = (a->rows + most - 1) / most;
     to += team->thread * (a->rows < most ? a->rows : groups * most) * row_bytes;

@@ -25,12 +25,12 @@ struct FixedRows {
 template <int M>
 struct Int8Pass {
   static void run(const LinearArgs* a, const FixedRows& x, int64_t row, int64_t panel,
-                  bool is_first) {
+                  Turn turn) {
     __m512i sums[M][2][2];  // [row][half of the panel][byte of x]
-    if (is_first)
-      multiply<true>(a, x, row, panel, sums);
+    if (turn.count == 1)
+      multiply<true>(a, x, row, panel, turn, sums);
     else
-      multiply<false>(a, x, row, panel, sums);
+      multiply<false>(a, x, row, panel, turn, sums);
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
       vf halves[2];
@@ -45,8 +45,8 @@ struct Int8Pass {
     }
   }
 
-  template <bool kPrefetch>
-  static void multiply(const LinearArgs* a, const FixedRows& x, int64_t row, int64_t panel,
+  template <bool kIsAlone>
+  static void multiply(const LinearArgs* a, const FixedRows& x, int64_t row, int64_t panel, Turn turn,
                        __m512i (&sums)[M][2][2]) {
     const int64_t n_in = a->n_in, stride = Groups(a->rows, kMostRows).stride;
     const char* line = static_cast<const char*>(a->weights) + panel * n_in * kPanel;
@@ -55,10 +55,7 @@ struct Int8Pass {
     for (int m = 0; m < M; m++)
       for (int i = 0; i < 4; i++) sums[m][i / 2][i % 2] = _mm512_setzero_si512();
     for (int64_t k = 0; k < n_in; k += 4, line += kPanel * 4, bytes += 2 * stride) {
-      if (kPrefetch) {
-        __builtin_prefetch(line + kAhead);
-        __builtin_prefetch(line + kAhead + 64);
-      }
+      prefetch<kIsAlone>(&turn);
       const __m512i left = _mm512_loadu_si512(line), right = _mm512_loadu_si512(line + 64);
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++) {
@@ -117,24 +114,21 @@ void prepare_and_walk(const LinearArgs* a, Team* team) {
   const int64_t sets = is_private ? team->num_threads : 1;
   float* scales = reinterpret_cast<float*>(static_cast<char*>(a->scratch) + sets * padded * row_bytes);
   if (is_private) scales += team->thread * a->rows;
-  const char* rows = prepare(a, kMostRows, row_bytes, team, [&](char* to, int64_t begin, int64_t end) {
-    to_fixed(a, reinterpret_cast<uint32_t*>(to), scales, begin, end);
-  });
+  const char* rows = prepare(a, static_cast<char*>(a->scratch), kMostRows, row_bytes, team,
+                             [&](char* to, int64_t begin, int64_t end) {
+                               to_fixed(a, reinterpret_cast<uint32_t*>(to), scales, begin, end);
+                             });
   walk<Int8Pass, kMostRows>(a, FixedRows{reinterpret_cast<const uint32_t*>(rows), scales}, row_bytes,
-                            team);
+                            a->n_in * kPanel, team);
 }
 
 #else
 
-#if defined(__AVX512F__)
-constexpr int kMostRows = 12;
-#else
-constexpr int kMostRows = 5;
-#endif
+constexpr int kMostRows = kFloatRows;
 
 template <int M>
 struct Int8Pass {
-  static void run(const LinearArgs* a, const float* prepared, int64_t row, int64_t panel, bool) {
+  static void run(const LinearArgs* a, const float* prepared, int64_t row, int64_t panel, Turn) {
     const int64_t n_in = a->n_in, stride = Groups(a->rows, kMostRows).stride;
     for (int part = 0; part < kParts; part++) {
       const float* x = prepared + row * n_in;
@@ -164,10 +158,12 @@ struct Int8Pass {
 
 void prepare_and_walk(const LinearArgs* a, Team* team) {
   const int64_t row_bytes = a->n_in * sizeof(float);
-  const char* rows = prepare(a, kMostRows, row_bytes, team, [&](char* to, int64_t begin, int64_t end) {
-    widen(a, reinterpret_cast<float*>(to), kMostRows, begin, end);
-  });
-  walk<Int8Pass, kMostRows>(a, reinterpret_cast<const float*>(rows), row_bytes, team);
+  const char* rows = prepare(a, static_cast<char*>(a->scratch), kMostRows, row_bytes, team,
+                             [&](char* to, int64_t begin, int64_t end) {
+                               widen(a, reinterpret_cast<float*>(to), begin, end);
+                             });
+  walk<Int8Pass, kMostRows>(a, reinterpret_cast<const float*>(rows), row_bytes, a->n_in * kPanel,
+                            team);
 }
 
 #endif

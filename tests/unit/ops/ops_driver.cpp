@@ -46,7 +46,7 @@ static void linears(int64_t n_out, int64_t n_in, bool gated, bool int8) {
   run(int8 ? unpack_int8 : unpack_bfloat16, &pack);
   for (int64_t rows : {0, 1, 4, 5, 6, 12, 13, 16, 17, 33}) {
     auto x = make<Bf16>(rows * n_in), out = make<Bf16>(rows * outputs);
-    const int64_t prepared = rows <= 5 ? rows : rows + 11;  // _scratch_floats
+    const int64_t prepared = rows <= 4 ? rows : kPanel + rows + 11;  // _scratch_floats
     auto scratch = make<float>(n_in * (prepared > 8 ? prepared : 8));
     const LinearArgs args = {x.get(),    packed.get(), scales.get(), sums.get(), bias.get(), out.get(),
                              scratch.get(), rows,      n_in,         outputs,    n_in,       gated};
