@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime.params import SamplingParams
 from runtime.sampling import draw, sampler
@@ -16,6 +15,7 @@ from runtime.sampling.blocks import BlockedScores
 from runtime.sampling.transfer import HostCopy, upload
 from tests.unit.sampling.helpers import Bench
 from tests.unit.sampling.twin import sample_row
+from tests.unit.watching import WaitedError, Watch
 
 KINDS: list[dict[str, Any]] = [
     {},
@@ -36,49 +36,6 @@ EDITS: list[dict[str, Any]] = [
     {"allowed_token_ids": [1, 5, 9], "temperature": 0.0},
     {"min_tokens": 4, "top_p": 0.8},
 ]
-_WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal")
-_INDEXED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
-
-
-class WaitedError(Exception):
-    """The host looked at a value of the device."""
-
-
-class Watch(TorchDispatchMode):
-    """Refuses what makes the host wait for a device, and notes the copies between devices."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.uploads = 0
-        self.blocking: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = func._schema.name
-        if name.startswith(_WAITS):
-            raise WaitedError(name)
-        if name in _INDEXED:
-            for index in args[1]:
-                if index is not None and index.dtype in (torch.bool, torch.uint8):
-                    raise WaitedError(f"{name} with a mask")
-        if name == "aten::_to_copy" and "device" in kwargs:
-            self._note(kwargs["device"], args[0], kwargs.get("non_blocking", False))
-        else:
-            self._refuse_mixed(name, args)
-        return func(*args, **kwargs)
-
-    def _note(self, device: torch.device, source: Tensor, non_blocking: bool) -> None:
-        if torch.device(device).type == source.device.type:
-            return
-        self.uploads += 1
-        if not non_blocking:
-            self.blocking.append(f"{source.dtype} {tuple(source.shape)}")
-
-    def _refuse_mixed(self, name: str, args: Any) -> None:
-        leaves = torch.utils._pytree.tree_leaves(args)
-        devices = {a.device.type for a in leaves if isinstance(a, Tensor) and a.dim()}
-        if len(devices) > 1:
-            raise WaitedError(f"{name} reads from {devices}")
 
 
 def rows_of(kinds: list[dict[str, Any]], seeds: tuple[int, ...] = (1, 2)) -> list[SamplingParams]:

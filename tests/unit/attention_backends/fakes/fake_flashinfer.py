@@ -83,7 +83,9 @@ class _Wrapper:
 
     def _set_up(self, space: Tensor, kv_layout: str, backend: str) -> None:
         require(space.dtype == torch.uint8, "the workspace is bytes")
-        require(not space.any(), "the float workspace must be zero for its first use")
+        require(
+            space.is_meta or not space.any(), "the float workspace must be zero for its first use"
+        )
         require(kv_layout == "NHD", "our cache is NHD")
         require(backend == "fa2", "backend must be said: auto may choose others")
         self._floats = space
@@ -353,10 +355,10 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         if self._static:
             require(batch == self._fixed, f"the batch is fixed at {self._fixed}, got {batch}")
             require(len(indices) <= len(self._static[2]), "more indices than the buffer holds")
-            self._static[1].copy_(indptr)
-            self._static[2][: len(indices)].copy_(indices)
+            self._static[1].copy_(indptr, non_blocking=non_blocking)
+            self._static[2][: len(indices)].copy_(indices, non_blocking=non_blocking)
             self._static[2][len(indices) :] = 10**6
-            self._static[3].copy_(last_page_len)
+            self._static[3].copy_(last_page_len, non_blocking=non_blocking)
         else:
             starts = torch.arange(batch + 1, dtype=torch.int32)
             self._pages = (starts, indptr.clone(), indices.clone(), last_page_len.clone())
