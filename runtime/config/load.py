@@ -21,7 +21,7 @@ from runtime.config.yaml_file import Document, parse_value, read_yaml
 from runtime.errors import ConfigError
 
 ENV_PREFIX = "STEPGRAPH_"
-ENV_SPECIALS = frozenset({"STEPGRAPH_CACHE_DIR", "STEPGRAPH_WALK_STEPS"})
+ENV_SPECIALS = frozenset({"STEPGRAPH_CACHE_DIR", "STEPGRAPH_FETCH_WHEELS", "STEPGRAPH_WALK_STEPS"})
 """Read elsewhere, no keys: the folder of converted weights, the length of the random-walk test."""
 
 _Setting = tuple[Key, Any, Origin]

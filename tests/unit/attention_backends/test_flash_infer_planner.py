@@ -1,4 +1,4 @@
-"""`flash_infer` over FlashInfer's own Python, where it is installed; only its kernels are replaced.
+"""`flash_infer` over FlashInfer's own Python; only its kernels are replaced.
 
 The library's checks and buffer handling are the real ones: fixed batch, rows and indices of graph
 wrappers, data types, what a plan copies where.
@@ -6,7 +6,9 @@ wrappers, data types, what a plan copies where.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Iterator
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -15,14 +17,14 @@ import torch
 from torch import Tensor
 
 from attention_backends import _chip, flash_infer
-from attention_backends._interface import AttentionShape, Bucket
+from attention_backends._interface import AttentionBatch, AttentionShape, Bucket
 from attention_backends.flash_infer import Backend
 from tests.unit.attention_backends.fakes.fake_flashinfer import _workspace_bytes
+from tests.unit.attention_backends.flashinfer_sources import real_flashinfer
 from tests.unit.attention_backends.paging import Step, make_shape, make_step, paged_reference
+from tests.unit.watching import Watch
 
-pytest.importorskip("flashinfer", reason="flashinfer-python is not installed")
-
-CPU = torch.device("cpu")
+CPU, META = torch.device("cpu"), torch.device("meta")
 HALF = torch.float16
 SHAPES = [
     make_shape((4, 2), 64, HALF),
@@ -86,8 +88,14 @@ class Kernels:
         out.copy_(result)
 
 
+@pytest.fixture(scope="module")
+def library(pytestconfig: pytest.Config) -> Iterator[None]:
+    with real_flashinfer(pytestconfig):
+        yield
+
+
 @pytest.fixture(autouse=True)
-def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
+def kernels(library: None, monkeypatch: pytest.MonkeyPatch) -> Kernels:
     import flashinfer
 
     kernels = Kernels()
@@ -172,3 +180,32 @@ def test_the_library_refuses_more_than_was_reserved() -> None:
     other = make_step(SHAPES[0], 16, [1, 1, 1], [1, 1, 1])
     with pytest.raises(ValueError, match="batch size should be fixed"):
         backend.refresh(plan, other.batch)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_the_library_waits_for_nothing_in_a_plan(mix: str) -> None:
+    backend = Backend(SHAPES, 16, META)
+    batch = on_meta(make_step(SHAPES[0], 16, *MIXES[mix]))
+    with Watch("meta") as watch:
+        backend.plan(batch)
+    assert watch.blocking == []
+    assert watch.uploads > 0
+
+
+def test_the_library_waits_for_nothing_in_a_refresh() -> None:
+    backend = Backend(SHAPES, 16, META)
+    bucket = Bucket("decode", 4, 4)
+    backend.reserve([bucket], 320)
+    batch = on_meta(make_step(SHAPES[0], 16, [1] * 4, [1, 20, 300, 7], max_blocks=20))
+    plan = backend.open_bucket(bucket, batch)
+    with Watch("meta") as watch:
+        backend.refresh(plan, batch)
+    assert watch.blocking == []
+    assert watch.uploads > 0
+
+
+def on_meta(step: Step) -> AttentionBatch:
+    """The step's batch with its device tensors where nobody can read them."""
+    names = ("query_start_loc", "seq_lens", "block_table", "slot_mapping")
+    there = {name: getattr(step.batch, name).to(META) for name in names}
+    return dataclasses.replace(step.batch, **there)

@@ -20,6 +20,7 @@ from attention_backends._flash_attention_2 import DECODE_KEYWORDS, MIXED_KEYWORD
 from attention_backends._flash_attention_3 import KEYWORDS
 from attention_backends._flash_infer_wrappers import LIBRARY as FLASH_INFER
 from attention_backends._kernel_library import misfit
+from runtime.config.load import ENV_SPECIALS
 from tests.unit.attention_backends.fakes import (
     fake_flash_attention_2,
     fake_flash_attention_3,
@@ -94,6 +95,10 @@ def test_flash_infer_takes_our_calls() -> None:
         assert not misfit(function, keywords), name
         if "kwargs" not in inspect.signature(function).parameters:
             assert "'unheard_of'" in misfit(function, [*keywords, "unheard_of"]), name
+
+
+def test_the_variable_is_no_unknown_key_of_the_configuration() -> None:
+    assert FETCH in ENV_SPECIALS
 
 
 @pytest.mark.slow
