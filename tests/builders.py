@@ -146,19 +146,20 @@ def make_gguf(path: Path, hf_folder: Path, architecture: str, kind: str, **metad
         architecture: GGUF's name: llama, qwen2, qwen3.
         kind: a quantisation type that the gguf library can write, such as Q8_0 or BF16.
         metadata: more keys, with `__` for a dot; those that begin with `_` lose the architecture
-            as their prefix. The value `...` leaves a default out. `_tensor` adds tensors.
+            as their prefix. The value `...` leaves a default out. `_tensor` adds tensors, `_kinds`
+            gives matrices, by their names in the file, other types than `kind`.
     """
     import gguf
     from safetensors.torch import load_file
 
     config = json.loads((hf_folder / "config.json").read_text())
     extra_tensors: dict[str, Tensor] = metadata.pop("_tensor", {})
+    kinds: dict[str, str] = metadata.pop("_kinds", {})
     writer = gguf.GGUFWriter(path, metadata.pop("_general__architecture", architecture))
     for key, value in _gguf_keys(config, architecture, metadata).items():
         _add(writer, key, value)
     for name, tensor in extra_tensors.items():
         writer.add_tensor(name, tensor.numpy())
-    type_id = gguf.GGMLQuantizationType[kind]
     model_arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(model_arch, config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
@@ -172,6 +173,7 @@ def make_gguf(path: Path, hf_folder: Path, architecture: str, kind: str, **metad
         if values.ndim == 1:
             writer.add_tensor(renamed, values)
         else:
+            type_id = gguf.GGMLQuantizationType[kinds.get(renamed, kind)]
             writer.add_tensor(renamed, gguf.quantize(values, type_id), raw_dtype=type_id)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -25,6 +25,16 @@ def smollm2_path() -> Path:
 
 
 @pytest.fixture(scope="session")
+def smollm2_q8_0_path(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with every matrix in Q8_0, without a tokenizer."""
+    from tools.quantization_drift import write_q8_0
+
+    path = tmp_path_factory.mktemp("q8_0") / "SmolLM2-135M-Instruct.Q8_0.gguf"
+    write_q8_0(smollm2_path, path)
+    return path
+
+
+@pytest.fixture(scope="session")
 def smollm2_reference(smollm2_path: Path):
     """transformers' model of the same file, float32."""
     import torch

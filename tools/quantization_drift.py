@@ -3,7 +3,8 @@
 
 usage: quantization_drift.py MODEL [--text FILE] [--window 512] [--json FILE]
 
-MODEL is what model.path takes. The text (default: the one that the tests carry) is cut into
+MODEL is what model.path takes. Of a GGUF file there is the form q8_0 too: its matrices in Q8_0,
+written for the occasion and kept so. The text (default: the one that the tests carry) is cut into
 windows, each read by itself. perplexity: of the text. argmax: share of positions whose most likely
 token is that of float32. mean |dlogp|: of the text's tokens, against float32.
 """
@@ -13,9 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+import gguf
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -32,8 +35,9 @@ from runtime.text import load_tokenizer
 TEXT = Path(__file__).resolve().parent.parent / "tests" / "texts" / "lighthouse.txt"
 FORMS = {
     "float32": {"dtype": "float32"},
-    "bfloat16": {"dtype": "bfloat16"},
+    "bfloat16": {"dtype": "bfloat16", "quantization": "none"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "q8_0": {"dtype": "bfloat16", "quantization": "q8_0"},
 }
 
 
@@ -59,7 +63,9 @@ def measure(model: str, text: str, window: int = 512) -> dict[str, Drift]:
     drifts: dict[str, Drift] = {}
     reference: tuple[Tensor, Tensor] | None = None
     for name, changes in FORMS.items():
-        loaded = load_model(ModelConfig(path=path, **changes), torch.device("cpu"))
+        if name == "q8_0" and not path.endswith(".gguf"):
+            continue
+        loaded = _load_q8_0(path) if name == "q8_0" else _load(path, changes)
         chosen, logprobs = _read(loaded, ids, window)
         reference = reference or (chosen, logprobs)
         drifts[name] = Drift(
@@ -69,6 +75,38 @@ def measure(model: str, text: str, window: int = 512) -> dict[str, Drift]:
             weight_bytes=loaded.spec.weight_bytes,
         )
     return drifts
+
+
+def write_q8_0(source: Path, target: Path) -> None:
+    """A GGUF file with every matrix in Q8_0, from another; without its tokenizer."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
+    for key, field in reader.fields.items():
+        is_kept = not key.startswith(("GGUF.", "general.architecture", "tokenizer."))
+        if is_kept and field.types[0] is not gguf.GGUFValueType.ARRAY:
+            writer.add_key_value(key, field.contents(), field.types[0])
+    for tensor in reader.tensors:
+        values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        if values.ndim == 1:
+            writer.add_tensor(tensor.name, values)
+        else:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(tensor.name, gguf.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _load(path: str, changes: dict[str, str]) -> LoadedModel:
+    return load_model(ModelConfig(path=path, **changes), torch.device("cpu"))
+
+
+def _load_q8_0(path: str) -> LoadedModel:
+    with tempfile.TemporaryDirectory() as folder:
+        quantized = Path(folder) / "q8_0.gguf"
+        write_q8_0(Path(path), quantized)
+        return _load(str(quantized), {**FORMS["q8_0"], "cache_dir": folder})
 
 
 @torch.inference_mode()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from runtime.config import RunConfig
     from runtime.models import ModelSpec
     from runtime.text import Tokenizer
+    from runtime.threads import StepThreads
 
 SUMMARY = "say what would run on this machine, and why or why not"
 
@@ -58,9 +59,11 @@ def _check_run(config: RunConfig) -> None:
     from runtime.models import attention_shapes, check_files, read_spec
     from runtime.runner import choose_backends, size_kv_pool
     from runtime.text import load_tokenizer
+    from runtime.threads import threads_of
 
     device = choose_device(config.engine.device)
-    spec = read_spec(config.model)
+    _section("threads", _thread_facts(threads_of(config.engine)))
+    spec = read_spec(config.model, device)
     _section("model", _model_facts(config, spec))
     check_files(config.model, spec)
     _section("tokenizer", _tokenizer_facts(load_tokenizer(config.model)))
@@ -128,6 +131,13 @@ def _model_facts(config: RunConfig, spec: ModelSpec) -> Iterable[tuple[str, str]
     yield "longest request", f"{spec.max_position} tokens"
     yield "weights", f"{spec.weight_bytes:,} bytes ({format_memory(spec.weight_bytes)})"
     yield "KV", f"{spec.kv_bytes_per_token:,} bytes per token"
+
+
+def _thread_facts(threads: StepThreads) -> Iterable[tuple[str, str]]:
+    from runtime.config import format_cores
+
+    yield "of a step", str(threads.count)
+    yield "cores", format_cores(threads.cores) if threads.cores else "not bound"
 
 
 def _tokenizer_facts(tokenizer: Tokenizer | None) -> Iterable[tuple[str, str]]:

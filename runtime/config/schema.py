@@ -75,8 +75,11 @@ class ModelConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="auto: the checkpoint's"
     )
-    quantization: Literal["none", "int8"] = Field(
-        "none", description="int8: weights cut to 8 bits at load, a scale for each output"
+    quantization: Literal["auto", "none", "int8", "q8_0"] = Field(
+        "auto",
+        description="auto: what a GGUF file has in Q8_0 stays so where native kernels read it; "
+        "q8_0: everywhere; none: nowhere; int8: all weights cut to 8 bits at load, a scale for each "
+        "output",
     )
     max_model_len: Annotated[int, Field(ge=2)] | Auto = Field(
         "auto",

@@ -6,17 +6,26 @@ mode may cut the forward wherever `attend` is called.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from runtime.models._interface import Attend
 from runtime.models._rope import inverse_frequencies
 from runtime.models._spec import ModelSpec
-from runtime.models._weight_map import Slot, parameter_shapes, weight_map
+from runtime.models._weight_map import (
+    Slot,
+    allocations,
+    parameter_shapes,
+    scales_of,
+    weight_map,
+)
 from runtime.ops import (
     Embedding,
     GatedLinear,
     Linear,
+    Q8Weight,
     Rotation,
     add_rms_norm,
     norm_and_rotary,
@@ -31,10 +40,10 @@ class Layer:
 
     __slots__ = ("down", "gate_up", "head_norm", "input_norm", "mlp_norm", "output", "qkv")
 
-    def __init__(self, parameters: dict[str, Tensor], prefix: str) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], prefix: str, dtype: torch.dtype) -> None:
         def linear(name: str, kind: type[Linear] = Linear) -> Linear:
             bias = parameters.get(f"{prefix}{name}.bias")
-            return kind(parameters[f"{prefix}{name}.weight"], bias)
+            return kind(_weight(parameters, f"{prefix}{name}.weight", dtype), bias)
 
         self.input_norm = parameters[f"{prefix}input_norm.weight"]
         self.qkv = linear("qkv")
@@ -49,6 +58,12 @@ class Layer:
         return {name: getattr(self, name) for name in ("qkv", "output", "gate_up", "down")}
 
 
+def _weight(parameters: Mapping[str, Tensor], name: str, dtype: torch.dtype) -> Tensor | Q8Weight:
+    """A matrix that is not packed yet."""
+    scales = parameters.get(scales_of(name))
+    return parameters[name] if scales is None else Q8Weight(parameters[name], scales, dtype)
+
+
 class Decoder:
     """A pre-norm decoder with rotary positions, grouped heads and a gated MLP.
 
@@ -60,16 +75,17 @@ class Decoder:
         """The parameters are uninitialised: the loader fills them, then calls `pack`."""
         self.spec = spec
         self._dtype = dtype
-        self._plain = {
-            name: torch.empty(shape, dtype=dtype, device=device)
-            for name, shape in parameter_shapes(spec).items()
+        self._loaded = {
+            name: torch.empty(shape, dtype=getattr(torch, kind), device=device)
+            for name, (shape, kind) in allocations(spec).items()
         }
-        self.layers = [Layer(self._plain, f"layers.{i}.") for i in range(spec.num_layers)]
-        table = Linear(self._plain["embedding.weight"])
+        self.layers = [Layer(self._loaded, f"layers.{i}.", dtype) for i in range(spec.num_layers)]
+        table = Linear(_weight(self._loaded, "embedding.weight", dtype))
         self.embedding = Embedding(table)
-        self.head = table if spec.tie_embeddings else Linear(self._plain["head.weight"])
+        head = "embedding.weight" if spec.tie_embeddings else "head.weight"
+        self.head = table if spec.tie_embeddings else Linear(_weight(self._loaded, head, dtype))
         self.next_norms = [layer.input_norm for layer in self.layers[1:]]
-        self.next_norms.append(self._plain["norm.weight"])
+        self.next_norms.append(self._loaded["norm.weight"])
         frequencies, self.rotation_scale = inverse_frequencies(spec.rope, spec.head_dim)
         self.inverse_frequencies = frequencies.to(device)
         self.num_qk_heads = spec.num_q_heads + spec.num_kv_heads
@@ -78,20 +94,28 @@ class Decoder:
             for i, layer in enumerate(self.layers)
             for name, linear in layer.linears().items()
         }
-        self._linears["embedding.weight" if spec.tie_embeddings else "head.weight"] = self.head
+        if "embedding.weight" in spec.q8_0:
+            self._linears["embedding.weight"] = table
+        self._linears[head] = self.head
+
+    @property
+    def loaded(self) -> Mapping[str, Tensor]:
+        """What the loader fills, and what of it `pack` left: see `allocations`."""
+        return self._loaded
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """Every parameter by name, plain; packed ones are unpacked for the call."""
+        """Every parameter by name, plain; what is kept in another form is widened for the call."""
         return {
-            name: self._plain[name] if name in self._plain else self._linears[name].form.plain()
+            name: self._linears[name].form.plain() if name in self._linears else self._loaded[name]
             for name in parameter_shapes(self.spec)
         }
 
     def pack(self) -> None:
         """Bring the filled weights into the form that they are computed with; only that is kept."""
         for name in self._linears:
-            del self._plain[name]
+            del self._loaded[name]
+            self._loaded.pop(scales_of(name), None)
         pack(list(self._linears.values()), int8=self.spec.quantization == "int8")
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:

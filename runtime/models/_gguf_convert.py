@@ -1,7 +1,8 @@
 """Converting a GGUF file, once, into a folder of 16- or 32-bit safetensors in the disk cache.
 
-The result is a Hugging Face checkpoint, so loading has one path. It is published whole or not at
-all (runtime/disk_cache.py).
+The result is a Hugging Face checkpoint, so loading has one path; matrices that stay in Q8_0 are
+beyond that format: integers, and their scales by a name of their own. It is published whole or not
+at all (runtime/disk_cache.py).
 """
 
 from __future__ import annotations
@@ -32,41 +33,22 @@ from runtime.disk_cache import (
 from runtime.errors import ConfigError, ModelError
 from runtime.models._checkpoint import INDEX_FILE, SINGLE_FILE
 from runtime.models._gguf_config import gguf_config
-from runtime.models._gguf_header import (
-    ROPE_FACTORS_TENSOR,
-    GgufHeader,
-    TensorInfo,
-    read_header,
-)
+from runtime.models._gguf_header import GgufHeader, TensorInfo, read_header
+from runtime.models._gguf_names import named_tensors
 from runtime.models._spec import ModelSpec
+from runtime.models._weight_map import BLOCK_INPUTS, scales_of, weight_map
 
 CONVERTER_VERSION = 1
 """Raise it when the same file would convert to something else."""
 
 SHARD_BYTES = 512 << 20
-_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
 _OS_ERROR = re.compile(r"os error (\d+)")
 _log = logging.getLogger(__name__)
 
 
 def converted_folder(path: Path, config: ModelConfig, spec: ModelSpec) -> Path:
-    """The folder with the file's weights in the spec's type, converted now if it is not there.
+    """The folder with the file's weights in the spec's type or kept in Q8_0, converted now if it
+    is not there.
 
     Raises:
         ModelError: the file is cut short or holds something unsupported, or the disk is full.
@@ -104,7 +86,8 @@ def check_conversion(path: Path, config: ModelConfig, spec: ModelSpec) -> None:
 
 
 def _folder_of(path: Path, config: ModelConfig, spec: ModelSpec) -> Path:
-    return cache_folder_of(path, config) / f"weights-v{CONVERTER_VERSION}-{spec.dtype}"
+    kept = "-q8_0" if spec.q8_0 else ""
+    return cache_folder_of(path, config) / f"weights-v{CONVERTER_VERSION}-{spec.dtype}{kept}"
 
 
 def _needed_bytes(spec: ModelSpec) -> int:
@@ -117,7 +100,7 @@ def _write(header: GgufHeader, spec: ModelSpec, folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=1))
     file_of: dict[str, str] = {}
     shard: dict[str, Tensor] = {}
-    for name, tensor in _tensors(header, getattr(torch, spec.dtype)):
+    for name, tensor in _tensors(header, spec):
         shard[name] = tensor
         if sum(t.nbytes for t in shard.values()) >= SHARD_BYTES:
             _save(shard, folder, file_of)
@@ -140,24 +123,33 @@ def _save(shard: dict[str, Tensor], folder: Path, file_of: dict[str, str]) -> No
     file_of.update(dict.fromkeys(shard, name))
 
 
-def _tensors(header: GgufHeader, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor by its Hugging Face name, dequantised, with rows in Hugging Face's order."""
+def _tensors(header: GgufHeader, spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor by its Hugging Face name, dequantised unless it is to stay in Q8_0, with rows in
+    Hugging Face's order."""
     data = np.asarray(np.memmap(header.path, mode="r"))
+    slots, dtype = weight_map(spec), getattr(torch, spec.dtype)
     prefix = header.metadata["general.architecture"]
-    num_heads = header.metadata[f"{prefix}.attention.head_count"]
-    num_kv_heads = header.metadata.get(f"{prefix}.attention.head_count_kv") or num_heads
-    interleaved = {"attn_q": num_heads, "attn_k": num_kv_heads} if prefix == "llama" else {}
-    for name, info in header.tensors.items():
-        if name == ROPE_FACTORS_TENSOR:
-            continue
-        values = _dequantized(data, info)
-        layer, part, kind = _parsed(name, header)
-        if part in interleaved:
-            values = _to_half_split(values, interleaved[part])
-        renamed = f"{_NAMES[part]}.{kind}"
-        if layer is not None:
-            renamed = f"model.layers.{layer}.{renamed}"
-        yield renamed, torch.from_numpy(values).to(dtype).contiguous()
+    interleaved = {"attn_q": spec.num_q_heads, "attn_k": spec.num_kv_heads}
+    for name, part, renamed, info in named_tensors(header):
+        num_heads = interleaved.get(part, 0) if prefix == "llama" else 0
+        slot = slots.get(renamed)
+        if slot is not None and slot.parameter in spec.q8_0:
+            integers, scales = _q8_0(data, info, f"{header.path}: the tensor {name}")
+            yield renamed, torch.from_numpy(_to_half_split(integers, num_heads))
+            yield scales_of(renamed), torch.from_numpy(_to_half_split(scales, num_heads))
+        else:
+            values = _to_half_split(_dequantized(data, info), num_heads)
+            yield renamed, torch.from_numpy(values).to(dtype).contiguous()
+
+
+def _q8_0(data: np.ndarray, info: TensorInfo, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """Integers [out, in] and scales [out, in / 32]; stored as blocks of a scale and 32 integers."""
+    raw = data[info.offset : info.offset + _num_bytes(info)]
+    blocks = raw.reshape(info.shape[0], -1, 2 + BLOCK_INPUTS)
+    scales = np.ascontiguousarray(blocks[:, :, :2]).view(np.float16)[:, :, 0]
+    if not np.isfinite(scales).all():
+        raise ModelError(f"{where} holds scales that are not finite; the file is damaged")
+    return blocks[:, :, 2:].reshape(info.shape).view(np.int8), scales
 
 
 def _dequantized(data: np.ndarray, info: TensorInfo) -> np.ndarray:
@@ -175,7 +167,10 @@ _PLAIN = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F
 
 
 def _to_half_split(values: np.ndarray, num_heads: int) -> np.ndarray:
-    """Undo llama.cpp's order of q and k rows: pairs (0, 1), (2, 3).. back to (i, i + D/2)."""
+    """Undo llama.cpp's order of q and k rows: pairs (0, 1), (2, 3).. back to (i, i + D/2). Without
+    heads there is nothing to undo."""
+    if not num_heads:
+        return np.ascontiguousarray(values)
     pairs = values.reshape(num_heads, -1, 2, *values.shape[1:])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
 
@@ -183,9 +178,8 @@ def _to_half_split(values: np.ndarray, num_heads: int) -> np.ndarray:
 def _check_tensors(header: GgufHeader) -> None:
     """Names, types and extents of every tensor, before anything is written."""
     size = header.path.stat().st_size
+    list(named_tensors(header))
     for name, info in header.tensors.items():
-        if name != ROPE_FACTORS_TENSOR:
-            _parsed(name, header)
         _check_type(name, info, header.path)
         end = info.offset + _num_bytes(info)
         if end > size:
@@ -193,14 +187,6 @@ def _check_tensors(header: GgufHeader) -> None:
                 f"{header.path} is cut short: the tensor {name} ends at byte {end}, the file has "
                 f"{size}; download or copy it again"
             )
-
-
-def _parsed(name: str, header: GgufHeader) -> tuple[str | None, str, str]:
-    match = _NAME.fullmatch(name)
-    if match is None or match.group(2) not in _NAMES:
-        architecture = header.metadata["general.architecture"]
-        raise ModelError(f"{header.path}: {architecture} has no place for the tensor {name}")
-    return match.group(1), match.group(2), match.group(3)
 
 
 def _check_type(name: str, info: TensorInfo, path: Path) -> None:

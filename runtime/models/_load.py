@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,10 @@ from runtime.errors import ConfigError, ModelError
 from runtime.models._checkpoint import Checkpoint, read_json
 from runtime.models._config import check_dtype, config_dtype, spec_from_config
 from runtime.models._gguf_config import gguf_config
-from runtime.models._gguf_header import read_header
+from runtime.models._gguf_header import GgufHeader, read_header
+from runtime.models._gguf_names import q8_0_parameters
 from runtime.models._spec import ModelSpec
+from runtime.models._weight_map import is_matrix, parameter_shapes
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 GGUF_DTYPE = "bfloat16"
 """What `auto` means for a GGUF file, whose own types are not computed in."""
 
+_log = logging.getLogger(__name__)
+
 
 class _Source(NamedTuple):
     kind: str
@@ -30,14 +35,20 @@ class _Source(NamedTuple):
     """Folder (hf), file (gguf) or config.json (dummy)."""
 
 
-def read_spec(config: ModelConfig) -> ModelSpec:
-    """Describe the model; reads headers only, and imports no torch.
+def read_spec(config: ModelConfig, device: torch.device | None = None) -> ModelSpec:
+    """Describe the model; reads headers only, and without a device imports no torch.
+
+    Args:
+        device: where it will run, which settles whether `model.quantization: auto` keeps Q8_0.
+            Without one, matrices that may stay in Q8_0 count as staying.
 
     Raises:
         ModelError: missing, corrupt or unsupported.
-        ConfigError: model.path, model.format or model.max_model_len cannot be met.
+        ConfigError: model.path, model.format, model.quantization or model.max_model_len cannot be
+            met.
     """
-    return _spec_of(_locate(config), config)
+    spec = _spec_of(_locate(config), config)
+    return spec if device is None else _settled(spec, config, device)
 
 
 def load_model(
@@ -50,13 +61,13 @@ def load_model(
 
     Raises:
         ModelError: missing, corrupt or unsupported.
-        ConfigError: model.path, model.format, model.max_model_len or model.cache_dir cannot be met.
+        ConfigError: a key of the section `model` cannot be met.
     """
     from runtime.models._loaded import build
     from runtime.models._weights import fill_at_random, fill_from_checkpoint
 
     source = _locate(config)
-    spec = spec or _spec_of(source, config)
+    spec = _settled(spec or _spec_of(source, config), config, device)
     if source.kind == "dummy":
         return build(spec, device, lambda model: fill_at_random(model, config.seed))
     folder = source.path
@@ -64,6 +75,7 @@ def load_model(
         from runtime.models._gguf_convert import converted_folder
 
         folder = converted_folder(source.path, config, spec)
+        _log_kept(spec, config)
     checkpoint = Checkpoint(folder)
     return build(spec, device, lambda model: fill_from_checkpoint(model, checkpoint))
 
@@ -105,10 +117,14 @@ def _locate(config: ModelConfig) -> _Source:
 
 
 def _spec_of(source: _Source, config: ModelConfig) -> ModelSpec:
+    if config.quantization == "q8_0" and source.kind != "gguf":
+        raise _nothing_in_q8_0(source.path)
     if source.kind == "gguf":
-        described, generation = gguf_config(read_header(source.path))
+        header = read_header(source.path)
+        described, generation = gguf_config(header)
         dtype = GGUF_DTYPE if config.dtype == "auto" else config.dtype
         spec = spec_from_config(described, generation, dtype, str(source.path))
+        spec = replace(spec, q8_0=_kept_in_q8_0(header, spec, config))
     else:
         path = source.path / "config.json" if source.kind == "hf" else source.path
         described = read_json(path)
@@ -116,7 +132,53 @@ def _spec_of(source: _Source, config: ModelConfig) -> ModelSpec:
         dtype = _hf_dtype(described, source, config)
         spec = spec_from_config(described, generation, dtype, str(path))
     _check_length(config, spec)
-    return replace(spec, quantization=config.quantization)
+    return replace(spec, quantization="int8" if config.quantization == "int8" else "none")
+
+
+def _kept_in_q8_0(header: GgufHeader, spec: ModelSpec, config: ModelConfig) -> frozenset[str]:
+    may = config.quantization == "q8_0" or (
+        config.quantization == "auto" and spec.dtype == "bfloat16"
+    )
+    kept = q8_0_parameters(header, spec) if may else frozenset()
+    if config.quantization == "q8_0" and not kept:
+        raise _nothing_in_q8_0(header.path)
+    return kept
+
+
+def _nothing_in_q8_0(path: Path) -> ConfigError:
+    return ConfigError(
+        f"model.quantization: q8_0 keeps what a GGUF file has in Q8_0, and {path} has no matrix in "
+        "it; allowed here: auto, none, int8"
+    )
+
+
+def _settled(spec: ModelSpec, config: ModelConfig, device: torch.device) -> ModelSpec:
+    """Under `auto`, Q8_0 stays where kernels read it: widened at each call it would be slower than
+    16 bits."""
+    if not spec.q8_0 or config.quantization != "auto":
+        return spec
+    from runtime.models._loaded import torch_dtype
+    from runtime.ops import kernel_problem
+
+    problem = kernel_problem(device, torch_dtype(spec))
+    if not problem:
+        return spec
+    _log.info(
+        "%d matrices in Q8_0 are widened to %s, since no native kernel reads them (%s); "
+        "model.quantization: q8_0 keeps them in 8 bits, slower",
+        *(len(spec.q8_0), spec.dtype, problem),
+    )
+    return replace(spec, q8_0=frozenset())
+
+
+def _log_kept(spec: ModelSpec, config: ModelConfig) -> None:
+    if spec.q8_0:
+        matrices = sum(map(is_matrix, parameter_shapes(spec)))
+        _log.info(
+            "%d of %d matrices stay in Q8_0 (8 bits, a scale for each 32 inputs), as %s has them; "
+            "model.quantization: none widens them to %s",
+            *(len(spec.q8_0), matrices, config.path, spec.dtype),
+        )
 
 
 def _hf_dtype(described: Mapping[str, Any], source: _Source, config: ModelConfig) -> str:

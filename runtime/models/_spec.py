@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runtime.models._rope_spec import RopeSpec
-from runtime.models._weight_map import is_matrix, parameter_shapes
+from runtime.models._weight_map import allocations, is_matrix
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,10 @@ class ModelSpec:
     quantization: str = "none"
     """int8: the matrices are cut to 8 bits at load."""
 
+    q8_0: frozenset[str] = frozenset()
+    """Matrices that stay as a GGUF file has them: 8-bit integers, a float16 scale for each 32
+    inputs of an output."""
+
     softcap: float = 0.0
     """tanh soft cap of attention scores; 0 is off."""
 
@@ -59,15 +63,16 @@ class ModelSpec:
     def weight_bytes(self) -> int:
         """Bytes of all parameters as they are kept; a tied head counts once.
 
-        8-bit matrices take a byte an element and a float32 scale an output.
+        8-bit matrices take a byte an element and a float32 scale an output, those in Q8_0 a float16
+        scale for each 32 elements.
         """
         total = 0
-        for name, shape in parameter_shapes(self).items():
+        for name, (shape, dtype) in allocations(self).items():
             is_table = name == "embedding.weight" and not self.tie_embeddings
             if self.quantization == "int8" and is_matrix(name) and not is_table:
                 total += math.prod(shape) + 4 * shape[0]
             else:
-                total += math.prod(shape) * DTYPE_BYTES[self.dtype]
+                total += math.prod(shape) * DTYPE_BYTES[dtype]
         return total
 
     @property

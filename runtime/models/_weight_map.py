@@ -8,6 +8,10 @@ if TYPE_CHECKING:
     from runtime.models._spec import ModelSpec
 
 
+BLOCK_INPUTS = 32
+"""Inputs of an output that share a scale in Q8_0."""
+
+
 class Slot(NamedTuple):
     """Where a checkpoint's tensor belongs: rows [start, start + rows) of a parameter."""
 
@@ -47,13 +51,31 @@ def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def allocations(spec: ModelSpec) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and type of each tensor that is filled: the parameters, those kept in Q8_0 as integers
+    and scales."""
+    found: dict[str, tuple[tuple[int, ...], str]] = {}
+    for name, shape in parameter_shapes(spec).items():
+        if name in spec.q8_0:
+            found[name] = shape, "int8"
+            found[scales_of(name)] = (shape[0], shape[1] // BLOCK_INPUTS), "float16"
+        else:
+            found[name] = shape, spec.dtype
+    return found
+
+
+def scales_of(weight: str) -> str:
+    """The name of a Q8_0 weight's scales, of a parameter or a checkpoint's tensor."""
+    return f"{weight}_scales"
+
+
 def is_matrix(parameter: str) -> bool:
     """Whether it is the weight of a projection or the embedding: no norm and no bias."""
     return parameter.endswith(".weight") and "norm" not in parameter
 
 
 def weight_map(spec: ModelSpec) -> dict[str, Slot]:
-    """Each tensor of a Hugging Face checkpoint, and where it belongs."""
+    """Each tensor of a Hugging Face checkpoint, and where it belongs; scales of Q8_0 included."""
     q_rows, kv_rows = spec.num_q_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     hidden, inner = spec.hidden_size, spec.intermediate_size
     parts = [
@@ -83,4 +105,9 @@ def weight_map(spec: ModelSpec) -> dict[str, Slot]:
     slots["model.norm.weight"] = Slot("norm.weight", 0, hidden)
     if not spec.tie_embeddings:
         slots["lm_head.weight"] = Slot("head.weight", 0, spec.vocab_size)
-    return slots
+    scales = {
+        scales_of(name): slot._replace(parameter=scales_of(slot.parameter))
+        for name, slot in slots.items()
+        if slot.parameter in spec.q8_0
+    }
+    return {**slots, **scales}

@@ -23,18 +23,18 @@ _log = logging.getLogger(__name__)
 
 
 def fill_from_checkpoint(model: Decoder, checkpoint: Checkpoint) -> None:
-    """Copy every tensor of the map into its slot, converting the type.
+    """Copy every tensor of the map into its slot, converting the type; Q8_0 is taken as it is.
 
     Raises:
         ModelError: a tensor is missing, unknown, of the wrong shape or of an unsupported type.
     """
-    slots, parameters = model.weight_map(), model.parameters
+    slots, targets = model.weight_map(), model.loaded
     _check_names(model, checkpoint, set(slots))
     for name, slot in slots.items():
         where = f"{checkpoint.folder}: tensor {name}"
-        _copy(parameters[slot.parameter], slot, checkpoint.tensor(name), where)
+        _copy(targets[slot.parameter], slot, checkpoint.tensor(name), where)
     if model.spec.tie_embeddings and _TIED_HEAD in checkpoint.names:
-        _compare_tied_head(parameters["embedding.weight"], checkpoint)
+        _compare_tied_head(targets["embedding.weight"], checkpoint)
 
 
 def fill_at_random(model: Decoder, seed: int) -> None:
@@ -87,7 +87,8 @@ def _copy(parameter: Tensor, slot: Slot, tensor: Tensor, where: str) -> None:
         raise ModelError(
             f"{where} has shape {list(tensor.shape)}; the config asks for {list(expected)}"
         )
-    if tensor.dtype not in _STORED:
+    converts = tensor.dtype in _STORED and target.is_floating_point()
+    if tensor.dtype is not target.dtype and not converts:
         stored = str(tensor.dtype).removeprefix("torch.")
         raise ModelError(f"{where} is stored as {stored}; supported: float32, bfloat16, float16")
     target.copy_(tensor)

@@ -15,18 +15,21 @@ from runtime.ops.dispatch import (
     top_k,
     write_kv,
 )
-from runtime.ops.linear import Embedding, GatedLinear, Linear, pack
+from runtime.ops.linear import Embedding, GatedLinear, Linear, kernel_problem, pack
 from runtime.ops.norm import head_rms_norm
 from runtime.ops.rotary import Rotation
+from runtime.ops.weights import Q8Weight
 
 __all__ = [
     "Embedding",
     "GatedLinear",
     "Linear",
+    "Q8Weight",
     "Rotation",
     "add_rms_norm",
     "argmax",
     "head_rms_norm",
+    "kernel_problem",
     "norm_and_rotary",
     "pack",
     "rms_norm",

@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from runtime.ops.memory import WeightMemory
-from runtime.ops.native import NativeOps, native_ops
+from runtime.ops.native import native_ops
 from runtime.ops.weights import (
     INPUT_MULTIPLE,
     MOST_INT8_INPUTS,
     PackedWeight,
     PlainWeight,
+    Q8Weight,
     QuantizedWeight,
     Weight,
+    packed_type,
     panels_shape,
 )
 
@@ -31,8 +33,8 @@ class Linear:
     __slots__ = ("bias", "form")
     is_gated = False
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.form: Weight = PlainWeight(weight)
+    def __init__(self, weight: Tensor | Q8Weight, bias: Tensor | None = None) -> None:
+        self.form: Weight = PlainWeight(weight) if isinstance(weight, Tensor) else weight
         self.bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -68,46 +70,52 @@ def pack(layers: Sequence[Linear], *, int8: bool) -> None:
     """Bring the weights into the form that is fastest here, one after another, so that no more than
     one of them is held twice.
 
-    bfloat16 on the CPU is packed for the native kernels, in the order given; with `int8` every
-    weight is cut to 8 bits. What no kernel serves stays in plain torch.
+    bfloat16 and Q8_0 on the CPU are packed for the native kernels, in the order given; with `int8`
+    every weight is cut to 8 bits. What no kernel serves stays in plain torch.
 
     Args:
         layers: each once, in the order of a step.
     """
-    packable = [layer for layer in layers if _can_pack(layer)]
-    kernels = native_ops() if packable else None
-    if kernels is None:
-        packable = []
-    dtype = torch.int8 if int8 else torch.bfloat16
-    sizes = [
-        WeightMemory.size_of(panels_shape(_shape(layer), dtype, layer.is_gated), dtype)
-        for layer in packable
-    ]
+    weights = {id(layer): _packable(layer.form) for layer in layers}
+    fits = [layer for layer in layers if weights[id(layer)] is not None]
+    kernels = native_ops() if fits else None
+    sizes = [_packed_bytes(layer, int8) for layer in fits] if kernels else []
     memory = WeightMemory(sum(sizes))
-    chosen = {id(layer) for layer in packable}
     for layer in layers:
-        if id(layer) in chosen:
-            assert kernels is not None
-            _pack(layer, kernels, memory, int8)
+        weight = weights.pop(id(layer))
+        if kernels is not None and weight is not None:
+            layer.form = PackedWeight(kernels, weight, memory, is_gated=layer.is_gated, int8=int8)
         elif int8:
             layer.form = QuantizedWeight(layer.form.plain())
 
 
-def _pack(layer: Linear, kernels: NativeOps, memory: WeightMemory, int8: bool) -> None:
-    matrix = layer.form.plain()
-    layer.form = PackedWeight(kernels, matrix, memory, is_gated=layer.is_gated, int8=int8)
+def kernel_problem(device: torch.device, dtype: torch.dtype) -> str:
+    """Why no native kernel multiplies packed weights here; empty where one does."""
+    if device.type != "cpu":
+        return f"they are for the CPU, the device is {device.type}"
+    if dtype is not torch.bfloat16:
+        return f"they are for bfloat16, the type is {str(dtype).removeprefix('torch.')}"
+    return "" if native_ops() else "they could not be built"
 
 
-def _can_pack(layer: Linear) -> bool:
-    matrix = layer.form.plain()
-    return (
+def _packable(form: Weight) -> Tensor | Q8Weight | None:
+    """What the kernels can be given of it."""
+    if isinstance(form, Q8Weight):
+        fits = form.integers.device.type == "cpu" and form.dtype is torch.bfloat16
+        return form if fits else None
+    matrix = form.plain()
+    fits = (
         matrix.device.type == "cpu"
         and matrix.dtype is torch.bfloat16
         and matrix.shape[1] % INPUT_MULTIPLE == 0
         and matrix.shape[1] <= MOST_INT8_INPUTS
     )
+    return matrix if fits else None
 
 
-def _shape(layer: Linear) -> tuple[int, int]:
-    matrix = layer.form.plain()
-    return matrix.shape[0], matrix.shape[1]
+def _packed_bytes(layer: Linear, int8: bool) -> int:
+    form = layer.form
+    matrix = form.integers if isinstance(form, Q8Weight) else form.plain()
+    dtype = packed_type(form if isinstance(form, Q8Weight) else matrix, int8=int8)
+    shape = panels_shape((matrix.shape[0], matrix.shape[1]), dtype, layer.is_gated)
+    return WeightMemory.size_of(shape, dtype)

@@ -20,6 +20,10 @@ INPUT_MULTIPLE = 32
 """Inputs that packed weights come in: one tile."""
 MOST_INT8_INPUTS = 65536
 """Above, the integer sums of the 8-bit kernel could overflow."""
+BLOCK_INPUTS = 32
+"""Inputs of an output that share a scale in Q8_0."""
+PACKED_BLOCK_BYTES = PANEL * (BLOCK_INPUTS + 2)
+"""Of a panel's outputs: an integer for each input, and a float16 scale."""
 LIBRARY_ROWS = 256
 """With AMX, from so many rows the unpacking of a weight costs less than oneDNN's better use of the
 tiles gains."""
@@ -70,17 +74,23 @@ class PlainWeight:
         return self.matrix.nbytes
 
 
-class QuantizedWeight:
+class EightBitWeight:
     """8-bit in plain torch: the twin of the packed one, and what serves where no kernel can.
 
-    Symmetric, one scale an output: weight = scale * integer, the largest integer being 127.
+    weight = scale * integer, a scale for each `in / scales.shape[1]` inputs of an output. Widened
+    at each call.
     """
 
     __slots__ = ("dtype", "integers", "scales")
 
-    def __init__(self, matrix: Tensor) -> None:
-        self.dtype = matrix.dtype
-        self.integers, self.scales = quantize(matrix)
+    def __init__(self, integers: Tensor, scales: Tensor, dtype: torch.dtype) -> None:
+        """
+        Args:
+            integers: [out, in] int8.
+            scales: [out, scales of an output].
+            dtype: of the activations.
+        """
+        self.integers, self.scales, self.dtype = integers, scales, dtype
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return functional.linear(x, self.plain(), bias)
@@ -89,39 +99,67 @@ class QuantizedWeight:
         return silu_and_mul(self.linear(x, bias))
 
     def rows(self, ids: Tensor) -> Tensor:
-        return (self.integers[ids] * self.scales[ids, None]).to(self.dtype)
+        return self._widened(self.integers[ids], self.scales[ids])
 
     def plain(self) -> Tensor:
-        return (self.integers * self.scales[:, None]).to(self.dtype)
+        return self._widened(self.integers, self.scales)
 
     @property
     def num_bytes(self) -> int:
         return self.integers.nbytes + self.scales.nbytes
 
+    def _widened(self, integers: Tensor, scales: Tensor) -> Tensor:
+        shared = integers.shape[1] // scales.shape[1]
+        blocks = integers.view(*scales.shape, shared) * scales.float()[:, :, None]
+        return blocks.flatten(1).to(self.dtype)
+
+
+class QuantizedWeight(EightBitWeight):
+    """Cut to 8 bits here: symmetric, one scale an output, the largest integer being 127."""
+
+    __slots__ = ()
+
+    def __init__(self, matrix: Tensor) -> None:
+        integers, scales = quantize(matrix)
+        super().__init__(integers, scales[:, None], matrix.dtype)
+
+
+class Q8Weight(EightBitWeight):
+    """Q8_0, as a GGUF file stores it: float16 scales, [out, in / 32]."""
+
+    __slots__ = ()
+
 
 class PackedWeight:
-    """In panels for the native kernels, bfloat16 or 8-bit."""
+    """In panels for the native kernels: bfloat16, 8-bit, or Q8_0."""
 
     __slots__ = ("_is_amx", "panels")
 
     def __init__(
         self,
         kernels: NativeOps,
-        matrix: Tensor,
+        weight: Tensor | Q8Weight,
         memory: WeightMemory,
         *,
         is_gated: bool,
-        int8: bool,
+        int8: bool = False,
     ) -> None:
+        """
+        Args:
+            weight: [out, in] bfloat16, or what stays in Q8_0.
+            int8: cut a bfloat16 weight to 8 bits.
+        """
         self._is_amx = kernels.library.isa == "amx"
-        shape, dtype = (matrix.shape[0], matrix.shape[1]), torch.int8 if int8 else torch.bfloat16
+        dtype = packed_type(weight, int8=int8)
+        matrix = weight.integers if isinstance(weight, Q8Weight) else weight
+        shape = (matrix.shape[0], matrix.shape[1])
         values = memory.take(panels_shape(shape, dtype, is_gated), dtype)
         self.panels = Panels(values, shape, is_gated)
-        if int8:
+        if dtype is torch.int8:
             num_places = len(values) * PANEL
             scales, sums = torch.zeros(num_places), torch.zeros(num_places, dtype=torch.int32)
             self.panels = self.panels._replace(scales=scales, sums=sums)
-        kernels.pack(matrix, self.panels)
+        kernels.pack(matrix, self.panels, weight.scales if isinstance(weight, Q8Weight) else None)
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if self._is_for_library(x):
@@ -161,11 +199,19 @@ def quantize(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return integers.to(torch.int8), scales
 
 
-def panels_shape(
-    shape: tuple[int, int], dtype: torch.dtype, is_gated: bool
-) -> tuple[int, int, int, int]:
-    """[panels, inputs / group, 32, group], a group being 4 bytes of one output."""
+def packed_type(weight: Tensor | Q8Weight, *, int8: bool) -> torch.dtype:
+    """Of the panels: bfloat16, int8, or for Q8_0 uint8."""
+    if isinstance(weight, Q8Weight):
+        return torch.uint8
+    return torch.int8 if int8 else torch.bfloat16
+
+
+def panels_shape(shape: tuple[int, int], dtype: torch.dtype, is_gated: bool) -> tuple[int, ...]:
+    """[panels, inputs / group, 32, group], a group being 4 bytes of one output; of Q8_0
+    [panels, inputs / 32, bytes]."""
     outputs, inputs = shape
-    group = 4 // dtype.itemsize
     panels = -(-outputs // 2 // HALF_PANEL) if is_gated else -(-outputs // PANEL)
+    if dtype is torch.uint8:
+        return panels, inputs // BLOCK_INPUTS, PACKED_BLOCK_BYTES
+    group = 4 // dtype.itemsize
     return panels, inputs // group, PANEL, group

@@ -21,8 +21,9 @@ class NativeOps(LogitsKernels, LinearKernels):
 
 def ops_source(name: str = "ops", flags: tuple[str, ...] = ()) -> NativeSource:
     """The sources of the library, to be built with `flags` in addition."""
-    files = ("elementwise", "rows", "logits", "linear", "linear_int8", "pack")
-    return NativeSource(name, tuple(_FOLDER / f"{file}.cpp" for file in files), (*_FLAGS, *flags))
+    names = ("elementwise", "rows", "logits", "linear", "linear_int8", "linear_q8_0", "pack")
+    files = tuple(_FOLDER / f"{file}.cpp" for file in names)
+    return NativeSource(name, files, (*_FLAGS, *flags))
 
 
 @functools.cache

@@ -43,7 +43,8 @@ class Panels(NamedTuple):
     """A packed matrix (see packing.h)."""
 
     values: Tensor
-    """[panels, inputs / group, 32, group] bfloat16 or int8"""
+    """[panels, inputs / group, 32, group] bfloat16 or int8; Q8_0: [panels, inputs / 32, 1088]
+    uint8, which holds the scales"""
 
     shape: tuple[int, int]
     """[out, in] of the plain matrix"""
@@ -69,7 +70,7 @@ class LinearKernels(RowKernels):
 
     def __init__(self, library: NativeLibrary) -> None:
         super().__init__(library)
-        kinds = {torch.bfloat16: "bfloat16", torch.int8: "int8"}
+        kinds = {torch.bfloat16: "bfloat16", torch.int8: "int8", torch.uint8: "q8_0"}
         self._linear = {dtype: library.kernel(f"linear_{kind}") for dtype, kind in kinds.items()}
         self._pack = {dtype: library.kernel(f"pack_{kind}") for dtype, kind in kinds.items()}
         self._unpack = {dtype: library.kernel(f"unpack_{kind}") for dtype, kind in kinds.items()}
@@ -98,12 +99,18 @@ class LinearKernels(RowKernels):
         launch(self._linear[panels.values.dtype], args, tensors)
         return out
 
-    def pack(self, plain: Tensor, panels: Panels) -> None:
-        """Fill zeroed panels from the plain matrix [out, in] bfloat16, gates before ups."""
+    def pack(self, plain: Tensor, panels: Panels, scales: Tensor | None = None) -> None:
+        """Fill zeroed panels.
+
+        Args:
+            plain: [out, in] bfloat16, for Q8_0 int8; gates before ups.
+            scales: for Q8_0, [out, in / 32] float16.
+        """
+        given = () if scales is None else (scales,)
         launch(
             self._pack[panels.values.dtype],
-            _pack_args(plain, panels),
-            (plain, *panels.tensors()),
+            _pack_args(plain, panels, panels.scales if scales is None else scales),
+            (plain, *panels.tensors(), *given),
         )
 
     def unpack(self, values: Tensor, panels: Panels) -> Tensor:
@@ -111,16 +118,16 @@ class LinearKernels(RowKernels):
         plain = torch.empty(panels.shape, dtype=torch.bfloat16)
         launch(
             self._unpack[panels.values.dtype],
-            _pack_args(plain, panels),
+            _pack_args(plain, panels, panels.scales),
             (plain, *panels.tensors()),
         )
         return plain
 
 
-def _pack_args(plain: Tensor, panels: Panels) -> _Pack:
+def _pack_args(plain: Tensor, panels: Panels, scales: Tensor | None) -> _Pack:
     return _Pack(
         *(plain.data_ptr(), panels.values.data_ptr()),
-        *(_address(panels.scales), _address(panels.sums)),
+        *(_address(scales), _address(panels.sums)),
         *(*panels.shape, panels.is_gated),
     )
 

@@ -9,10 +9,10 @@ namespace {
 constexpr int64_t kBlock = 64;  // groups whose lines stay in the L1 cache
 
 struct PackArgs {
-  void* plain;    // [n_out, n_in] bfloat16, gates before ups
+  void* plain;   // [n_out, n_in] bfloat16, or int8 to be packed as Q8_0; gates before ups
   void* packed;
-  float* scales;  // int8: [panels * 32]
-  int32_t* sums;  // int8: [panels * 32]
+  void* scales;  // int8: float [panels * 32]; Q8_0: float16 [n_out, n_in / 32], to be packed
+  int32_t* sums; // int8: [panels * 32]
   int64_t n_out, n_in;
   int32_t is_gated;
 };
@@ -38,6 +38,8 @@ inline int64_t packed_row(const PackArgs* a, int64_t row) {
   const int64_t half = a->n_out / 2, at = row % half;
   return at / 16 * kPanel + row / half * 16 + at % 16;
 }
+
+inline float* scales_of(const PackArgs* a) { return static_cast<float*>(a->scales); }
 
 inline const Bf16* row_of(const PackArgs* a, int64_t row) {
   return static_cast<const Bf16*>(a->plain) + row * a->n_in;
@@ -88,7 +90,28 @@ extern "C" STEPGRAPH_EXPORT void pack_int8(const void* args, Team* team) {
     int8_t* to = static_cast<int8_t*>(a->packed) + panel * a->n_in * kPanel;
     for (int64_t place = 0; place < kPanel; place++) {
       const int64_t row = plain_row(a, panel, place), at = panel * kPanel + place;
-      if (row >= 0) quantize_row(a, row_of(a, row), to + 4 * place, a->scales + at, a->sums + at);
+      if (row >= 0) quantize_row(a, row_of(a, row), to + 4 * place, scales_of(a) + at, a->sums + at);
+    }
+  }
+}
+
+extern "C" STEPGRAPH_EXPORT void pack_q8_0(const void* args, Team* team) {
+  const PackArgs* a = static_cast<const PackArgs*>(args);
+  const int64_t blocks = a->n_in / kBlockInputs;
+  for (int64_t panel; (panel = team_next(team)) < panels_of(a);) {
+    for (int64_t place = 0; place < kPanel; place++) {
+      const int64_t row = plain_row(a, panel, place);
+      if (row < 0) continue;
+      const char* from = static_cast<const char*>(a->plain) + row * a->n_in;
+      const char* scale = static_cast<const char*>(a->scales) + row * blocks * 2;
+      char* to = static_cast<char*>(a->packed) + panel * blocks * kBlockBytes;
+      for (int64_t block = 0; block < blocks; block++, scale += 2, to += kBlockBytes) {
+        for (int64_t group = 0; group < kBlockInputs / 4; group++, from += 4) {
+          const uint32_t raised = load_bits<uint32_t>(from) ^ 0x80808080u;
+          memcpy(to + (group * kPanel + place) * 4, &raised, 4);
+        }
+        memcpy(to + kBlockInputs * kPanel + place * 2, scale, 2);
+      }
     }
   }
 }
@@ -107,6 +130,15 @@ extern "C" STEPGRAPH_EXPORT void unpack_int8(const void* args, Team* team) {
   int64_t begin, end;
   team_range(team, a->n_out, kPanel, &begin, &end);
   for (int64_t row = begin; row < end; row++)
-    unpack_row_int8(static_cast<const int8_t*>(a->packed), a->scales, packed_row(a, row), a->n_in,
+    unpack_row_int8(static_cast<const int8_t*>(a->packed), scales_of(a), packed_row(a, row), a->n_in,
+                    static_cast<Bf16*>(a->plain) + row * a->n_in);
+}
+
+extern "C" STEPGRAPH_EXPORT void unpack_q8_0(const void* args, Team* team) {
+  const PackArgs* a = static_cast<const PackArgs*>(args);
+  int64_t begin, end;
+  team_range(team, a->n_out, kPanel, &begin, &end);
+  for (int64_t row = begin; row < end; row++)
+    unpack_row_q8_0(static_cast<const uint8_t*>(a->packed), packed_row(a, row), a->n_in,
                     static_cast<Bf16*>(a->plain) + row * a->n_in);
 }

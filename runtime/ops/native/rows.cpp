@@ -79,3 +79,12 @@ extern "C" STEPGRAPH_EXPORT void embedding_packed_int8(const void* args, Team* t
     unpack_row_int8(static_cast<const int8_t*>(a->table), a->scales, id_of(a, token), a->n_in,
                     static_cast<Bf16*>(a->out) + token * a->n_in);
 }
+
+extern "C" STEPGRAPH_EXPORT void embedding_packed_q8_0(const void* args, Team* team) {
+  const EmbeddingArgs* a = static_cast<const EmbeddingArgs*>(args);
+  int64_t begin, end;
+  team_range(team, a->tokens, 1, &begin, &end);
+  for (int64_t token = begin; token < end; token++)
+    unpack_row_q8_0(static_cast<const uint8_t*>(a->table), id_of(a, token), a->n_in,
+                    static_cast<Bf16*>(a->out) + token * a->n_in);
+}

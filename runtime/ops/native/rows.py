@@ -83,6 +83,7 @@ class RowKernels:
         self._packed_embedding = {
             torch.bfloat16: library.kernel("embedding_packed_bfloat16"),
             torch.int8: library.kernel("embedding_packed_int8"),
+            torch.uint8: library.kernel("embedding_packed_q8_0"),
         }
 
     def by_type(self, name: str) -> dict[torch.dtype, NativeKernel]:

@@ -11,6 +11,12 @@
 
 extern "C" void linear_bfloat16(const void*, Team*);
 extern "C" void linear_int8(const void*, Team*);
+extern "C" void linear_q8_0(const void*, Team*);
+
+struct Form {
+  Kernel pack, unpack, linear, embed;
+  int64_t block_bytes;  // packed, of 32 inputs of an output
+};
 
 static int64_t next_item;
 static void no_barrier(Team*) {}
@@ -33,29 +39,37 @@ static std::unique_ptr<T[]> make(int64_t n) {
   return p;
 }
 
-static void linears(int64_t n_out, int64_t n_in, bool gated, bool int8) {
+// Scales and sums of each output are int8's; Q8_0 is packed from integers and a scale for 32 inputs.
+static void linears(int64_t n_out, int64_t n_in, bool gated, const Form& form) {
   const int64_t outputs = gated ? n_out / 2 : n_out, width = gated ? 16 : 32;
-  const int64_t panels = (outputs + width - 1) / width;
+  const int64_t places = (outputs + width - 1) / width * 32, blocks = n_in / 32;
   auto plain = make<Bf16>(n_out * n_in);
-  auto packed = std::make_unique<uint8_t[]>(panels * 32 * n_in * (int8 ? 1 : 2));
-  auto scales = std::make_unique<float[]>(panels * 32);
-  auto sums = std::make_unique<int32_t[]>(panels * 32);
+  auto integers = make<int8_t>(n_out * n_in);
+  auto block_scales = make<uint16_t>(n_out * blocks);
+  auto packed = std::make_unique<uint8_t[]>(places * blocks * form.block_bytes);
+  auto scales = std::make_unique<float[]>(places);
+  auto sums = std::make_unique<int32_t[]>(places);
   auto bias = make<Bf16>(n_out);
-  const PackArgs pack = {plain.get(), packed.get(), scales.get(), sums.get(), n_out, n_in, gated};
-  run(int8 ? pack_int8 : pack_bfloat16, &pack);
-  run(int8 ? unpack_int8 : unpack_bfloat16, &pack);
+  PackArgs pack = {plain.get(), packed.get(), scales.get(), sums.get(), n_out, n_in, gated};
+  if (form.pack == pack_q8_0) {
+    pack.plain = integers.get();
+    pack.scales = block_scales.get();
+  }
+  run(form.pack, &pack);
+  pack.plain = plain.get();
+  run(form.unpack, &pack);
   for (int64_t rows : {0, 1, 4, 5, 6, 12, 13, 16, 17, 33}) {
     auto x = make<Bf16>(rows * n_in), out = make<Bf16>(rows * outputs);
     const int64_t prepared = rows <= 4 ? rows : kPanel + rows + 11;  // _scratch_floats
     auto scratch = make<float>(n_in * (prepared > 8 ? prepared : 8));
     const LinearArgs args = {x.get(),    packed.get(), scales.get(), sums.get(), bias.get(), out.get(),
                              scratch.get(), rows,      n_in,         outputs,    n_in,       gated};
-    run(int8 ? linear_int8 : linear_bfloat16, &args);
+    run(form.linear, &args);
   }
   const std::vector<int64_t> ids = {0, n_out - 1};
   auto out = make<Bf16>(2 * n_in);
   const EmbeddingArgs embed = {ids.data(), packed.get(), scales.get(), out.get(), 2, 2 * n_in, n_in, 1};
-  run(int8 ? embedding_packed_int8 : embedding_packed_bfloat16, &embed);
+  run(form.embed, &embed);
 }
 
 template <typename T>
@@ -84,10 +98,14 @@ static void rows_of(int64_t width, Kernel norm, Kernel turn, Kernel rotate, Kern
 }
 
 int main() {
-  for (bool int8 : {false, true})
+  const Form forms[] = {
+      {pack_bfloat16, unpack_bfloat16, linear_bfloat16, embedding_packed_bfloat16, 64},
+      {pack_int8, unpack_int8, linear_int8, embedding_packed_int8, 32},
+      {pack_q8_0, unpack_q8_0, linear_q8_0, embedding_packed_q8_0, 34}};
+  for (const Form& form : forms)
     for (int64_t n_in : {32, 96})
       for (int64_t n_out : {2, 30, 32, 34, 70})
-        for (bool gated : {false, true}) linears(n_out, n_in, gated, int8);
+        for (bool gated : {false, true}) linears(n_out, n_in, gated, form);
   for (int64_t width : {1, 4, 15, 16, 17, 64, 100}) {
     rows_of<float>(width, add_rms_norm_float32, rotation_float32, rotary_float32, silu_and_mul_float32,
                    argmax_float32, top_k_float32);

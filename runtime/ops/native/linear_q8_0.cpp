@@ -1,0 +1,225 @@
+// Linear layers over packed Q8_0 weights: 8-bit integers, a scale for each 32 inputs of an output.
+//
+// With VNNI a row of x becomes 16-bit fixed point, 256 * high + low with bytes that both have a sign
+// (its largest element is 32639 = 127 * 256 + 127), so that two byte dot products give a block's exact
+// integer sum: below 32 * 255 * 32639 = 2.7e8 with the 128 that each weight is raised by, and what
+// that adds is taken off once a block. Elsewhere weights are widened to float, which is exact.
+#include <math.h>
+
+#include "linear.h"
+
+namespace {
+
+// Rows in their groups, as a pass reads them.
+template <typename Element>
+struct Prepared {
+  const Element* rows;
+  const float* scales;  // [rows], of fixed point
+};
+
+// All rows by this thread's panels; the first group of a panel reads it from memory.
+template <template <int> class Pass, int kMost, typename Element>
+void walk_panels(const LinearArgs* a, const Prepared<Element>& x, int64_t row_bytes, Team* team) {
+  int64_t begin, end;
+  team_range(team, panels_of(a), 1, &begin, &end);
+  const int64_t groups = kChunkBytes / row_bytes / kMost;
+  const int64_t chunk = (groups > 1 ? groups : 1) * kMost;
+  for (int64_t first = 0; first < a->rows; first += chunk) {
+    const int64_t last = first + chunk < a->rows ? first + chunk : a->rows;
+    for (int64_t panel = begin; panel < end; panel++)
+      for (int64_t row = first; row < last; row += kMost) {
+        const int64_t count = last - row < kMost ? last - row : kMost;
+        pass_of<Pass, kMost>(count, a, x, row, panel, row == first);
+      }
+  }
+}
+
+#if defined(__AVX512VNNI__)
+
+constexpr int kMostRows = 4;  // 4 vectors of a block's sums a row, and 2 of the whole
+// Of a row and a block: for 4 inputs the high bytes, then the low ones; last -128 * the sum of all.
+constexpr int64_t kBlockWords = kBlockInputs / 2 + 1;
+constexpr float kLargest = 32639;
+
+template <int M>
+struct Q8Pass {
+  static void run(const LinearArgs* a, const Prepared<uint32_t>& x, int64_t row, int64_t panel,
+                  bool is_first) {
+    vf totals[M][2];
+    if (is_first)
+      multiply<true>(a, x.rows, row, panel, totals);
+    else
+      multiply<false>(a, x.rows, row, panel, totals);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+      const vf scale = splat(x.scales[row + m]);
+      put_row(a, row + m, panel, 0, totals[m][0] * scale, totals[m][1] * scale);
+    }
+  }
+
+  template <bool kPrefetch>
+  static void multiply(const LinearArgs* a, const uint32_t* words, int64_t row, int64_t panel,
+                       vf (&totals)[M][2]) {
+    const int64_t blocks = a->n_in / kBlockInputs, stride = Groups(a->rows, kMostRows).stride;
+    const char* line = static_cast<const char*>(a->weights) + panel * blocks * kBlockBytes;
+    words += row * blocks * kBlockWords;
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) totals[m][0] = totals[m][1] = vf{};
+    for (int64_t block = 0; block < blocks; block++) {
+      __m512i sums[M][2][2];  // [row][half of the panel][byte of x]
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++) {
+        sums[m][0][0] = sums[m][1][0] = _mm512_setzero_si512();
+        sums[m][0][1] = sums[m][1][1] = _mm512_set1_epi32(words[(kBlockWords - 1) * stride + m]);
+      }
+#pragma GCC unroll 2
+      for (int64_t group = 0; group < kBlockInputs / 4; group++, line += kPanel * 4) {
+        if (kPrefetch) {
+          __builtin_prefetch(line + kAhead);
+          __builtin_prefetch(line + kAhead + 64);
+        }
+        const __m512i left = _mm512_loadu_si512(line), right = _mm512_loadu_si512(line + 64);
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++) {
+          const __m512i high = _mm512_set1_epi32(words[2 * m]);
+          sums[m][0][0] = _mm512_dpbusd_epi32(sums[m][0][0], left, high);
+          sums[m][1][0] = _mm512_dpbusd_epi32(sums[m][1][0], right, high);
+          const __m512i low = _mm512_set1_epi32(words[2 * m + 1]);
+          sums[m][0][1] = _mm512_dpbusd_epi32(sums[m][0][1], left, low);
+          sums[m][1][1] = _mm512_dpbusd_epi32(sums[m][1][1], right, low);
+        }
+        words += 2 * stride;
+      }
+      if (kPrefetch) __builtin_prefetch(line + kAhead);
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; half++) {
+        const vf scale = load_half(line + half * kPanel);
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++) {
+          const vi sum = ((vi)sums[m][half][0] << 8) + (vi)sums[m][half][1];
+          totals[m][half] += __builtin_convertvector(sum, vf) * scale;
+        }
+      }
+      line += 2 * kPanel;
+      words += stride;
+    }
+  }
+};
+
+// The largest magnitude; not finite if any is not: as integers, those lie above.
+float largest_of(const Bf16* x, int64_t n) {
+  __m512i most = _mm512_setzero_si512();
+  for (int64_t i = 0; i < n; i += kLanes)
+    most = _mm512_max_epi32(most, (__m512i)((vi)load(x + i) & 0x7fffffff));
+  const int32_t bits = _mm512_reduce_max_epi32(most);
+  return load_bits<float>(&bits);
+}
+
+// A row that is not finite gets a scale that is not, and so do its outputs. Rows so small that the
+// inverse would not be finite count as zeros.
+void to_fixed(const LinearArgs* a, uint32_t* to, float* scales, int64_t begin, int64_t end) {
+  const int64_t blocks = a->n_in / kBlockInputs, stride = Groups(a->rows, kMostRows).stride;
+  for (int64_t row = begin; row < end; row++) {
+    const Bf16* x = a->x + row * a->x_stride;
+    const float largest = largest_of(x, a->n_in);
+    const bool is_finite = isfinite(largest);
+    scales[row] = is_finite ? largest / kLargest : NAN;
+    const float inverse = is_finite && largest > 1e-30f ? kLargest / largest : 0.0f;
+    const int64_t column = row % kMostRows;
+    uint32_t* words = to + (row - column) * blocks * kBlockWords;
+    for (int64_t block = 0; block < blocks; block++, words += stride) {
+      __m512i sum = _mm512_setzero_si512();
+      for (int half = 0; half < 2; half++, x += kLanes) {
+        const __m512i fixed = _mm512_cvtps_epi32((__m512)(load(x) * inverse));
+        const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(fixed, _mm512_set1_epi32(128)), 8);
+        uint32_t high[4], low[4];
+        _mm_storeu_si128((__m128i*)high, _mm512_cvtepi32_epi8(upper));
+        _mm_storeu_si128((__m128i*)low, _mm512_cvtepi32_epi8(fixed));
+        for (int j = 0; j < 4; j++, words += 2 * stride) {
+          words[2 * column] = high[j];
+          words[2 * column + 1] = low[j];
+        }
+        sum = _mm512_add_epi32(sum, fixed);
+      }
+      words[column] = static_cast<uint32_t>(-128 * _mm512_reduce_add_epi32(sum));
+    }
+  }
+}
+
+// Every thread prepares a few rows for itself, else all share; scales lie behind all rows.
+void prepare_and_walk(const LinearArgs* a, Team* team) {
+  const bool is_private = a->rows <= kPrivateRows;
+  const int64_t padded = (a->rows + kMostRows - 1) / kMostRows * kMostRows;
+  const int64_t sets = is_private ? team->num_threads : 1, set = is_private ? team->thread : 0;
+  const int64_t row_words = a->n_in / kBlockInputs * kBlockWords;
+  uint32_t* words = static_cast<uint32_t*>(a->scratch);
+  float* scales = reinterpret_cast<float*>(words + sets * padded * row_words) + set * a->rows;
+  words += set * padded * row_words;
+  int64_t begin = 0, end = a->rows;
+  if (!is_private) team_range(team, a->rows, kMostRows, &begin, &end);
+  to_fixed(a, words, scales, begin, end);
+  if (!is_private) team_barrier(team);
+  walk_panels<Q8Pass, kMostRows>(a, Prepared<uint32_t>{words, scales}, row_words * 4, team);
+}
+
+#else
+
+constexpr int kMostRows = kFloatRows;
+
+template <int M>
+struct Q8Pass {
+  static void run(const LinearArgs* a, const Prepared<float>& prepared, int64_t row, int64_t panel,
+                  bool) {
+    const int64_t blocks = a->n_in / kBlockInputs, stride = Groups(a->rows, kMostRows).stride;
+    for (int part = 0; part < kParts; part++) {
+      const float* x = prepared.rows + row * a->n_in;
+      const char* block = static_cast<const char*>(a->weights) + panel * blocks * kBlockBytes;
+      vf sums[M][2] = {};
+      for (const char* end = block + blocks * kBlockBytes; block < end; block += kBlockBytes) {
+        const char* scales = block + kBlockInputs * kPanel + part * kLanes * 2;
+        const vf low_scale = load_half(scales), high_scale = load_half(scales + kPanel);
+        const char* line = block + part * kLanes * 4;
+        for (int64_t group = 0; group < kBlockInputs / 4; group++, line += kPanel * 4) {
+          const vu low = load_bits<vu>(line) ^ 0x80808080u;
+          const vu high = load_bits<vu>(line + kPanel * 2) ^ 0x80808080u;
+          for (int i = 0; i < 4; i++, x += stride) {
+            const vi low_bytes = (vi)(low << (24 - 8 * i)) >> 24;
+            const vi high_bytes = (vi)(high << (24 - 8 * i)) >> 24;
+            const vf w_low = __builtin_convertvector(low_bytes, vf) * low_scale;
+            const vf w_high = __builtin_convertvector(high_bytes, vf) * high_scale;
+#pragma GCC unroll 16
+            for (int m = 0; m < M; m++) {
+              const vf value = splat(x[m]);
+              sums[m][0] += w_low * value;
+              sums[m][1] += w_high * value;
+            }
+          }
+        }
+      }
+#pragma GCC unroll 16
+      for (int m = 0; m < M; m++) put_row(a, row + m, panel, part, sums[m][0], sums[m][1]);
+    }
+  }
+};
+
+// Every thread widens a few rows for itself, else all share.
+void prepare_and_walk(const LinearArgs* a, Team* team) {
+  const bool is_private = a->rows <= kPrivateRows;
+  const int64_t padded = (a->rows + kMostRows - 1) / kMostRows * kMostRows;
+  const int64_t set_rows = a->rows < kMostRows ? a->rows : padded;
+  float* rows = static_cast<float*>(a->scratch);
+  int64_t begin = 0, end = a->rows;
+  if (is_private) rows += team->thread * set_rows * a->n_in;
+  else team_range(team, a->rows, kMostRows, &begin, &end);
+  widen(a, rows, begin, end);
+  if (!is_private) team_barrier(team);
+  walk_panels<Q8Pass, kMostRows>(a, Prepared<float>{rows, nullptr}, a->n_in * 4, team);
+}
+
+#endif
+
+}  // namespace
+
+extern "C" STEPGRAPH_EXPORT void linear_q8_0(const void* args, Team* team) {
+  prepare_and_walk(static_cast<const LinearArgs*>(args), team);
+}
