@@ -4,15 +4,18 @@ this order."""
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from attention_backends import Choice
 from runtime.config import RuntimeConfig, check_limits
 from runtime.engine import Engine
 from runtime.errors import ConfigError
-from runtime.models import ModelSpec, check_files, load_model, read_spec
+from runtime.models import ModelSpec, attention_shapes, check_files, load_model, read_spec
+from runtime.ops.native import native_ops
 from runtime.runner import (
     ModelRunner,
     choose_backends,
@@ -62,17 +65,10 @@ def build_engine(config: RuntimeConfig) -> Parts:
     threads.set_count()
     spec = read_spec(config.model)
     check_files(config.model, spec)  # first: it says best what is wrong
-    tokenizer = load_tokenizer(config.model)
+    choice, tokenizer = _kernels_and_tokenizer(config, spec, device)
     loaded = load_model(config.model, device, spec)
     num_ids = min(spec.vocab_size, tokenizer.num_ids) if tokenizer else spec.vocab_size
     grammars = Grammars(tokenizer, spec.vocab_size, spec.eos_token_ids) if tokenizer else None
-    wanted = config.cache.block_size
-    choice = choose_backends(
-        config.attention,
-        loaded.attention_shapes,
-        None if wanted == "auto" else wanted,
-        device,
-    )
     block_size = choice.block_size
     make_sampler = partial(
         Sampler,
@@ -131,6 +127,27 @@ def build_engine(config: RuntimeConfig) -> Parts:
         num_blocks=num_blocks,
         max_model_len=max_model_len,
     )
+
+
+def _kernels_and_tokenizer(
+    config: RuntimeConfig, spec: ModelSpec, device: torch.device
+) -> tuple[Choice, Tokenizer | None]:
+    """The attention backend with every kernel of a CPU ready, and the tokenizer. At the first start
+    each takes seconds: kernels are compiled by other processes while a tokenizer is converted."""
+    wanted = config.cache.block_size
+    block_size = None if wanted == "auto" else wanted
+    choose = partial(choose_backends, config.attention, attention_shapes(spec), block_size, device)
+    if device.type != "cpu":
+        return choose(), load_tokenizer(config.model)
+
+    def compile_and_choose() -> Choice:
+        native_ops()
+        return choose()
+
+    with ThreadPoolExecutor(1) as aside:
+        kernels = aside.submit(compile_and_choose)
+        tokenizer = load_tokenizer(config.model)
+        return kernels.result(), tokenizer
 
 
 def choose_device(wanted: str) -> torch.device:

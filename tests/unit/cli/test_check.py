@@ -1,6 +1,7 @@
 """`stepgraph check`: the verdict and the exit status are those that `generate` would give."""
 
 import json
+import re
 
 import pytest
 
@@ -53,8 +54,15 @@ def test_ready(check, tmp_path):
     assert "128 tokens" in out
     assert "LlamaForCausalLM, float32" in out
     assert "none: only token ids can be served" in out
-    for title in ("machine", "versions", "model", "graph modes", "KV pool"):
+    for title in ("machine", "versions", "threads", "model", "graph modes", "KV pool"):
         assert f"{title}\n" in out
+
+
+def test_threads_and_cores(check):
+    assert re.search(r"of a step +3\n +cores +not bound\n", check("engine.threads=3")[1])
+    status, out, _ = check("engine.bind_cores=60000")
+    assert status == 2
+    assert "verdict: cannot run: engine.bind_cores: this process may not run on 60000;" in out
 
 
 def test_every_backend_has_its_answer(check):

@@ -1,0 +1,52 @@
+"""runtime/build.py: what may take seconds at the first start runs at the same time."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from runtime import RuntimeConfig, build
+from runtime.errors import BackendError, ModelError
+from tests.builders import write_config
+
+
+def config(tmp_path: Path, **sections: dict) -> RuntimeConfig:
+    return RuntimeConfig(
+        model={"path": str(write_config(tmp_path)), "format": "dummy"},
+        cache={"num_blocks": 40, "block_size": 8},
+        **{"engine": {"device": "cpu"}, **sections},
+    )
+
+
+def test_kernels_are_compiled_while_the_tokenizer_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling, right = threading.Event(), build.native_ops
+
+    def compile_kernels() -> None:
+        compiling.set()
+        right()
+
+    def load_tokenizer(_: object) -> None:
+        assert compiling.wait(60), "nothing is compiled before the tokenizer is there"
+
+    monkeypatch.setattr(build, "native_ops", compile_kernels)
+    monkeypatch.setattr(build, "load_tokenizer", load_tokenizer)
+    build.build_engine(config(tmp_path)).close()
+
+
+def test_a_bad_tokenizer_is_told_before_a_bad_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = config(tmp_path, attention={"backend": "none_such"})
+    with pytest.raises(BackendError, match="none_such"):
+        build.build_engine(wrong)
+
+    def load_tokenizer(_: object) -> None:
+        raise ModelError("no tokenizer")
+
+    monkeypatch.setattr(build, "load_tokenizer", load_tokenizer)
+    with pytest.raises(ModelError, match="no tokenizer"):
+        build.build_engine(wrong)
