@@ -12,6 +12,7 @@ from attention_backends._choose import (
     examine_all,
     examine_layers,
 )
+from attention_backends._host_memory import HUGE_PAGE_BYTES, lazy_zeros
 from attention_backends._interface import (
     NULL_BLOCK,
     NUM_RESERVED_BLOCKS,
@@ -40,6 +41,7 @@ from attention_backends._native import (
 from attention_backends._pair import choose_pair
 
 __all__ = [
+    "HUGE_PAGE_BYTES",
     "NULL_BLOCK",
     "NUM_RESERVED_BLOCKS",
     "TRASH_BLOCK",
@@ -67,5 +69,6 @@ __all__ = [
     "examine_all",
     "examine_layers",
     "launch",
+    "lazy_zeros",
     "load_library",
 ]

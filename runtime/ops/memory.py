@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import mmap
 
 import torch
 from torch import Tensor
 
+from attention_backends import lazy_zeros
+
 ALIGNMENT_BYTES = 64
-HUGE_PAGE_BYTES = 2 << 20
 
 
 class WeightMemory:
-    """Hands out aligned parts of one zeroed mapping, in order; each part keeps it alive.
+    """Hands out aligned parts of one zeroed stretch, in order; each part keeps it alive.
 
     Args:
         num_bytes: the sum of `size_of` over what will be taken.
     """
 
     def __init__(self, num_bytes: int) -> None:
-        mapping = mmap.mmap(
-            -1,
-            num_bytes + HUGE_PAGE_BYTES,
-            flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
-        )
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a system without them: small pages serve
-                mapping.madvise(mmap.MADV_HUGEPAGE)
-        whole = torch.frombuffer(mapping, dtype=torch.uint8)
-        start = -whole.data_ptr() % HUGE_PAGE_BYTES
-        self._bytes = whole[start : start + num_bytes]
+        self._bytes = lazy_zeros((num_bytes,), torch.uint8)
         self._used = 0
 
     @staticmethod

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runtime.ops.memory import HUGE_PAGE_BYTES, WeightMemory
+from attention_backends import HUGE_PAGE_BYTES
+from runtime.ops.memory import WeightMemory
 from runtime.ops.native.linear import Panels
 from runtime.ops.weights import PackedWeight, QuantizedWeight
 from tests.unit.ops.native_ops import EMULATED, ISAS, check_near, needs_compiler, ops_of, random
