@@ -63,7 +63,7 @@ def build_engine(config: RuntimeConfig) -> Parts:
     device = choose_device(config.engine.device)
     threads = threads_of(config.engine)
     threads.set_count()
-    spec = read_spec(config.model)
+    spec = read_spec(config.model, device)
     check_files(config.model, spec)  # first: it says best what is wrong
     choice, tokenizer = _kernels_and_tokenizer(config, spec, device)
     loaded = load_model(config.model, device, spec)

@@ -63,7 +63,7 @@ def _check_run(config: RunConfig) -> None:
 
     device = choose_device(config.engine.device)
     _section("threads", _thread_facts(threads_of(config.engine)))
-    spec = read_spec(config.model)
+    spec = read_spec(config.model, device)
     _section("model", _model_facts(config, spec))
     check_files(config.model, spec)
     _section("tokenizer", _tokenizer_facts(load_tokenizer(config.model)))
