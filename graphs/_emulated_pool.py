@@ -19,6 +19,10 @@ _GRANULE = 512
 class _Block:
     memory: Tensor
     """uint8"""
+    device: torch.device
+    start: int
+    """its address"""
+    num_bytes: int
     made_by: str = ""
     user: StorageWeakRef | None = None
     """the tensor memory that lives in it now"""
@@ -44,7 +48,7 @@ class EmulatedPool:
         num_bytes = _memory.span_bytes(like) if like.numel() else 1
         block = self._find(num_bytes, like.device)
         memory = block.memory.fill_(POISON_BYTE)
-        flat = _memory.memory_at(memory.data_ptr(), num_bytes, like.device, owner=memory)
+        flat = _memory.memory_at(block.start, num_bytes, like.device, owner=memory)
         block.user = StorageWeakRef(flat.untyped_storage())
         block.made_by = made_by
         if not like.numel():
@@ -53,12 +57,11 @@ class EmulatedPool:
 
     def owns(self, tensor: Tensor) -> bool:
         """Whether the tensor's memory lies in the pool."""
-        address = tensor.data_ptr()
-        return any(
-            block.memory.data_ptr() <= address < block.memory.data_ptr() + len(block.memory)
-            for block in self._blocks
-            if block.memory.device == tensor.device
-        )
+        address, device = tensor.data_ptr(), tensor.device
+        for block in self._blocks:
+            if 0 <= address - block.start < block.num_bytes and block.device == device:
+                return True
+        return False
 
     def living(self) -> list[str]:
         """The ops whose results are still held by someone."""
@@ -70,20 +73,21 @@ class EmulatedPool:
             block.memory.fill_(POISON_BYTE)
 
     def num_bytes(self) -> int:
-        return sum(len(block.memory) for block in self._blocks)
+        return sum(block.num_bytes for block in self._blocks)
 
     def clear(self) -> None:
         self._blocks.clear()
 
     def _find(self, num_bytes: int, device: torch.device) -> _Block:
-        fitting = [
-            block
-            for block in self._blocks
-            if block.memory.device == device and len(block.memory) >= num_bytes and block.is_free
-        ]
-        if fitting:
-            return min(fitting, key=lambda block: len(block.memory))
+        best: _Block | None = None
+        for block in self._blocks:
+            fits = block.num_bytes >= num_bytes and block.device == device
+            if fits and (best is None or block.num_bytes < best.num_bytes) and block.is_free:
+                best = block
+        if best is not None:
+            return best
         size = -(-num_bytes // _GRANULE) * _GRANULE
-        block = _Block(torch.empty(size, dtype=torch.uint8, device=device))
+        memory = torch.empty(size, dtype=torch.uint8, device=device)
+        block = _Block(memory, device, memory.data_ptr(), size)
         self._blocks.append(block)
         return block

@@ -17,13 +17,13 @@ class Mode(CapturedMode):
     """Steps with one token per request, each number of requests in a list of its own.
 
     On the CPU a few padding rows cost more than the Python that a list saves, so by itself it pads
-    nothing. To record a list costs what it saves in some ten steps, so it is recorded at its
-    eighth use: sizes that are passed through stay eager.
+    nothing. To record a list costs what it saves in some seven steps, so it is recorded at its
+    fifth use: sizes that are passed through stay eager.
     """
 
     name: ClassVar[str] = "recorded"
     kind_of_decode: ClassVar[Kind | None] = Kind.DECODE
-    captures_at_use: ClassVar[int] = 8
+    captures_at_use: ClassVar[int] = 5
     pads_decode: ClassVar[bool] = False
     recorder_type = KernelRecorder
 
