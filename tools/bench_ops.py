@@ -6,7 +6,8 @@ usage: bench_ops.py MODEL [--rows 1 32 2048] [--threads 1] [--repeats 9] [--json
 Every op runs in the model's sizes, over all layers, so that weights come from memory; attention is
 left out. Milliseconds a step, medians of the process's CPU time divided by the threads; the two
 alternate. `oneDNN` is torch's linear over packed weights (mkldnn._reorder_linear_weight). The floor
-is the bytes of the weights over the rate at which a sum reads memory, measured here.
+is the bytes of the weights over the rate at which a sum reads memory, measured here. `q8_0`, of a
+GGUF file only: every matrix in Q8_0, written for the occasion.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import json
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +32,9 @@ from attention_backends import LayerKV
 from runtime.config import resolve_model_path
 from runtime.config.schema import ModelConfig
 from runtime.models import load_model
+from runtime.models._decoder import Decoder
 from runtime.ops import activation, dispatch, kv_write, norm, rotary, scores
+from tools.quantization_drift import write_q8_0
 
 BLOCK_SIZE = 16
 Call = Callable[[], object]
@@ -41,10 +45,16 @@ class Ops:
 
     def __init__(self, model: str, num_rows: int) -> None:
         path = resolve_model_path(model)
-        cpu = torch.device("cpu")
-        loaded = load_model(ModelConfig(path=path, dtype="bfloat16"), cpu)
-        quantized = load_model(ModelConfig(path=path, dtype="bfloat16", quantization="int8"), cpu)
-        self.spec, self.models = loaded.spec, {"bf16": loaded.model, "int8": quantized.model}
+        self.models = {
+            "bf16": _load(path, "none"),
+            "int8": _load(path, "int8"),
+        }
+        if path.endswith(".gguf"):
+            with tempfile.TemporaryDirectory() as folder:
+                quantized = Path(folder) / "q8_0.gguf"
+                write_q8_0(Path(path), quantized)
+                self.models["q8_0"] = _load(str(quantized), "q8_0", folder)
+        self.spec = self.models["bf16"].spec
         self.num_rows = num_rows
         self.weight_bytes = {name: m.spec.weight_bytes for name, m in self.models.items()}
 
@@ -74,9 +84,10 @@ class Ops:
         def each(function: Callable[..., object], *args: object, times: int = 1) -> Call:
             return lambda: [function(*args) for _ in layers for _ in range(times)]
 
+        eight_bits = [name for name in ("int8", "q8_0") if name in self.models]
         return {
             "linear bf16": (self._linears("bf16", hidden), self._packed_linears(hidden)),
-            "linear int8": (self._linears("int8", hidden), None),
+            **{f"linear {name}": (self._linears(name, hidden), None) for name in eight_bits},
             "residual + norm": (
                 each(dispatch.add_rms_norm, hidden, hidden.clone(), weight, 1e-5, times=2),
                 each(norm.add_rms_norm, hidden, hidden.clone(), weight, 1e-5, times=2),
@@ -136,6 +147,13 @@ class Ops:
     @staticmethod
     def _random(*shape: int) -> Tensor:
         return torch.randn(*shape).bfloat16()
+
+
+def _load(path: str, quantization: str, cache_dir: str | None = None) -> Decoder:
+    config = ModelConfig(
+        path=path, dtype="bfloat16", quantization=quantization, cache_dir=cache_dir
+    )
+    return load_model(config, torch.device("cpu")).model
 
 
 def median_ms(call: Call, other: Call | None, repeats: int) -> tuple[float, float | None]:

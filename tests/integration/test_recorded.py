@@ -12,7 +12,7 @@ import torch
 
 from attention_backends import compiler_problem
 from runtime import Runtime, RuntimeConfig
-from tests.builders import make_hf_folder
+from tests.builders import make_gguf, make_hf_folder
 
 pytestmark = pytest.mark.skipif(bool(compiler_problem()), reason=compiler_problem())
 GREEDY = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
@@ -50,12 +50,20 @@ def generate(folder: Path, mode: str, model: dict[str, Any], **sections: Any) ->
         {"dtype": "bfloat16"},
         {"dtype": "bfloat16", "quantization": "int8"},
         {"dtype": "float32", "quantization": "int8"},
+        {"dtype": "bfloat16", "quantization": "q8_0"},
+        {"dtype": "float32", "quantization": "q8_0"},
     ],
     ids=lambda model: "-".join(model.values()),
 )
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_tokens_are_those_of_eager_steps(tmp_path: Path, model: dict, num_threads: int) -> None:
+def test_tokens_are_those_of_eager_steps(
+    tmp_path: Path, model: dict, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = make_hf_folder(tmp_path, "Qwen3ForCausalLM", head_dim=16, dtype=torch.float32)
+    if model.get("quantization") == "q8_0":
+        monkeypatch.setattr("runtime.build.load_tokenizer", lambda _: None)  # the file has none
+        folder = make_gguf(tmp_path / "m.gguf", folder, "qwen3", "Q8_0")
+        model = {**model, "cache_dir": str(tmp_path / "cache")}
     engine = {"threads": num_threads, "check_integrity": True}
     expected, _ = generate(folder, "eager", model, engine=engine)
     actual, stats = generate(folder, "recorded", model, engine=engine)
