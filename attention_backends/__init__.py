@@ -38,6 +38,7 @@ from attention_backends._native import (
     launch,
     load_library,
 )
+from attention_backends._out_of_memory import is_out_of_memory
 from attention_backends._pair import choose_pair
 
 __all__ = [
@@ -68,6 +69,7 @@ __all__ = [
     "compiler_problem",
     "examine_all",
     "examine_layers",
+    "is_out_of_memory",
     "launch",
     "lazy_zeros",
     "load_library",

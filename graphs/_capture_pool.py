@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attention_backends import Support
+from attention_backends import Support, is_out_of_memory
 from graphs._interface import Call, GraphError, GraphKey, run_in_place
 from graphs._recorder import Part, Recorder
 
@@ -95,14 +95,14 @@ class CapturePool:
                     self._output_for(key, call(run_in_place))
                 assert self._output is not None
                 parts = self._record(call, self._output[: key.num_tokens], breaks)
-        except torch.OutOfMemoryError as error:
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise GraphError(f"capture of {key} failed: {error}") from error
             raise GraphError(
                 f"out of memory while capturing {key}: lower cache.memory (the KV pool), leave the "
                 f"largest sizes out of graphs.sizes, lower scheduler.max_num_batched_tokens, or "
                 f"set graphs.decode or graphs.mixed to eager. {error}"
             ) from error
-        except Exception as error:
-            raise GraphError(f"capture of {key} failed: {error}") from error
         statics = self._statics() if self._statics else {}
         addresses = {name: _Address.of(tensor) for name, tensor in statics.items()}
         graph = CapturedGraph(key, tuple(parts), addresses)

@@ -19,7 +19,6 @@ from runtime.ops.native import native_ops
 from runtime.runner import (
     ModelRunner,
     choose_backends,
-    explain_out_of_memory,
     measure_footprint,
     size_kv_pool,
 )
@@ -88,17 +87,16 @@ def build_engine(config: RuntimeConfig) -> Parts:
         )
     num_blocks = size_kv_pool(config, spec, block_size, device, footprint)
     max_model_len = resolve_max_model_len(config, spec, num_blocks, block_size)
-    with explain_out_of_memory("KV pool", "cache.memory"):
-        runner = ModelRunner(
-            config,
-            loaded,
-            choice.backend,
-            device=device,
-            max_model_len=max_model_len,
-            block_size=block_size,
-            num_blocks=num_blocks,
-            make_sampler=make_sampler,
-        )
+    runner = ModelRunner(
+        config,
+        loaded,
+        choice.backend,
+        device=device,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        make_sampler=make_sampler,
+    )
     scheduler = Scheduler(
         config.scheduler,
         block_size=block_size,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from attention_backends import AttentionShape
+from attention_backends import AttentionShape, is_out_of_memory
 from runtime.errors import ModelError
 from runtime.models._decoder import Decoder
 from runtime.models._interface import DecoderModel
@@ -47,14 +47,16 @@ def build(spec: ModelSpec, device: torch.device, fill: Callable[[Decoder], None]
     with torch.no_grad():
         try:
             model = model_class(spec, torch_dtype(spec), device)
-        except RuntimeError as error:
-            if "alloc" not in str(error) and not isinstance(error, torch.OutOfMemoryError):
+            fill(model)
+            model.pack()
+        except Exception as error:
+            if not is_out_of_memory(error):
                 raise
             raise ModelError(
-                f"the weights need {spec.weight_bytes / (1 << 20):.0f} MiB on {device}: {error}"
+                f"out of memory for the weights, which take {spec.weight_bytes / (1 << 20):.0f} "
+                f"MiB on {device}: set model.dtype to bfloat16 or float16 or model.quantization to "
+                f"int8, take a smaller model, or free memory there. {error}"
             ) from error
-        fill(model)
-        model.pack()
     return LoadedModel(model, spec, attention_shapes(spec), device)
 
 

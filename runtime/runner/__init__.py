@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from runtime.runner.backend import choose_backend, choose_backends
-from runtime.runner.footprint import Footprint, explain_out_of_memory, measure_footprint
+from runtime.runner.footprint import Footprint, measure_footprint
 from runtime.runner.model_runner import ModelRunner
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ __all__ = [
     "ModelRunner",
     "choose_backend",
     "choose_backends",
-    "explain_out_of_memory",
     "free_memory_bytes",
     "measure_footprint",
     "size_kv_pool",

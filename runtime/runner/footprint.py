@@ -4,16 +4,15 @@ runner with a pool of one block runs the largest step and captures its largest g
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from attention_backends import NUM_RESERVED_BLOCKS, AttentionBackend
-from runtime.errors import ConfigError
 from runtime.runner.model_runner import ModelRunner
+from runtime.runner.out_of_memory import explain_out_of_memory
 from runtime.sampling import Sampler
 
 if TYPE_CHECKING:
@@ -86,15 +85,6 @@ class Footprint:
         return self.buffers + self.activations + self.workspaces + self.graphs
 
 
-LOWER = {
-    "buffers": "scheduler.max_num_seqs or model.max_model_len",
-    "activations": "scheduler.max_num_batched_tokens",
-    "workspaces": "scheduler.max_num_seqs, or take another attention.backend",
-    "graphs": "the number of graphs.sizes, or set graphs.decode or graphs.mixed to eager",
-}
-"""What makes each part smaller."""
-
-
 def measure_footprint(
     config: RuntimeConfig,
     loaded: LoadedModel,
@@ -120,18 +110,17 @@ def measure_footprint(
     wanted = config.model.max_model_len
     max_model_len = wanted if isinstance(wanted, int) else loaded.spec.max_position
     before = meter.taken()
-    with explain_out_of_memory("buffers"):
-        runner = ModelRunner(
-            config,
-            loaded,
-            backend,
-            device=device,
-            max_model_len=max_model_len,
-            block_size=block_size,
-            num_blocks=1,
-            make_sampler=make_sampler,
-            capture=False,
-        )
+    runner = ModelRunner(
+        config,
+        loaded,
+        backend,
+        device=device,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        num_blocks=1,
+        make_sampler=make_sampler,
+        capture=False,
+    )
     pool = (1 + NUM_RESERVED_BLOCKS) * block_size * loaded.spec.kv_bytes_per_token
     try:
         held = meter.taken()
@@ -139,10 +128,8 @@ def measure_footprint(
         with explain_out_of_memory("activations"):
             runner.run_largest()
         activations = meter.peak() - held
-        with explain_out_of_memory("workspaces"):
-            workspaces = runner.reserve_for_graphs()
-        with explain_out_of_memory("graphs"):
-            graphs = runner.estimate_graphs()
+        workspaces = runner.reserve_for_graphs()
+        graphs = runner.estimate_graphs()
     finally:
         runner.close()
     del runner
@@ -154,26 +141,3 @@ def measure_footprint(
         workspaces=workspaces,
         graphs=graphs,
     )
-
-
-@contextmanager
-def explain_out_of_memory(part: str, lower: str = "") -> Iterator[None]:
-    """Say of which part there was too much.
-
-    Args:
-        part: a key of LOWER, or another part, with what makes it smaller in `lower`.
-
-    Raises:
-        ConfigError: in the place of torch's error.
-    """
-    try:
-        yield
-    except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU's allocator has no class
-        is_known = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(
-            error
-        )
-        if not is_known:
-            raise
-        raise ConfigError(
-            f"out of memory for the {part}: lower {lower or LOWER[part]}. {error}"
-        ) from error

@@ -14,7 +14,8 @@ from attention_backends import NUM_RESERVED_BLOCKS
 from runtime.config import RuntimeConfig, blocks_for, format_memory, parse_memory
 from runtime.errors import ConfigError
 from runtime.models import ModelSpec
-from runtime.runner.footprint import LOWER, Footprint
+from runtime.runner.footprint import Footprint
+from runtime.runner.out_of_memory import LOWER
 
 log = logging.getLogger(__name__)
 

@@ -27,6 +27,7 @@ from runtime.runner.forward import AttentionOutputs, Forward
 from runtime.runner.graph_setup import graph_stats, log_report, make_graphs
 from runtime.runner.input_batch import InputBatch
 from runtime.runner.launched import Launched, Samples
+from runtime.runner.out_of_memory import explain_out_of_memory
 from runtime.runner.states import RequestStates
 from runtime.sampling import Sampler
 from runtime.step import Logprobs, NewRow, RunnerOutput, SchedulerOutput, StepShape
@@ -53,6 +54,7 @@ class ModelRunner:
 
     Raises:
         BackendError: a graph mode that cannot serve the model here, or whose capture failed.
+        ConfigError: out of memory, with the part and what makes it smaller.
     """
 
     def __init__(
@@ -76,14 +78,17 @@ class ModelRunner:
         dispatcher = self.graphs.dispatcher
         max_tokens = dispatcher.max_tokens_padded
 
-        self.states = RequestStates(scheduler.max_num_seqs, max_model_len, block_size)
         # a tail request of padding tokens may be longer than any real one
         max_blocks = -(-max(max_model_len, max_tokens) // block_size)
-        self._buffers = InputBuffers(max_tokens, dispatcher.max_reqs_padded, max_blocks, device)
-        self.sampler = make_sampler(loaded.spec.vocab_size, self.states.token_ids, device)
-        self.backend = backend(shapes, block_size, device)
-        self.kv = self.backend.allocate_kv(num_blocks + NUM_RESERVED_BLOCKS)
-        self._outputs = AttentionOutputs(shapes, max_tokens, device)
+        with explain_out_of_memory("buffers"):
+            self.states = RequestStates(scheduler.max_num_seqs, max_model_len, block_size)
+            self._buffers = InputBuffers(max_tokens, dispatcher.max_reqs_padded, max_blocks, device)
+            self.sampler = make_sampler(loaded.spec.vocab_size, self.states.token_ids, device)
+            self._outputs = AttentionOutputs(shapes, max_tokens, device)
+        with explain_out_of_memory("workspaces"):
+            self.backend = backend(shapes, block_size, device)
+        with explain_out_of_memory("KV pool"):
+            self.kv = self.backend.allocate_kv(num_blocks + NUM_RESERVED_BLOCKS)
         self._forwards: dict[GraphKey, Forward] = {}
         """of each graph, kept for its replays"""
         self._block_bytes = block_size * loaded.spec.kv_bytes_per_token
@@ -170,7 +175,8 @@ class ModelRunner:
         """Have the backend allocate what its graphs need; returns bytes."""
         keys = self.graphs.keys_to_capture()
         baked = [_bucket_of(key) for key in keys if self._has_baked_plan(key)]
-        return self.backend.reserve(baked, self._max_model_len) if keys else 0
+        with explain_out_of_memory("workspaces"):
+            return self.backend.reserve(baked, self._max_model_len) if keys else 0
 
     def estimate_graphs(self) -> int:
         """Bytes that the graphs will take, from trial captures after `reserve_for_graphs`.
@@ -179,7 +185,7 @@ class ModelRunner:
             BackendError: a capture failed.
         """
         try:
-            with torch.inference_mode():
+            with explain_out_of_memory("graphs"), torch.inference_mode():
                 return self.graphs.estimate_bytes(self._dummy_forward)
         except GraphError as error:
             raise BackendError(str(error)) from error
@@ -254,7 +260,7 @@ class ModelRunner:
             return
         self.reserve_for_graphs()
         try:
-            with torch.inference_mode():
+            with explain_out_of_memory("graphs"), torch.inference_mode():
                 self.graphs.capture(self._dummy_forward)
         except GraphError as error:
             raise BackendError(str(error)) from error

@@ -9,8 +9,9 @@ from runtime.config import RuntimeConfig
 from runtime.errors import ConfigError
 from runtime.models import read_spec
 from runtime.runner import kv_memory, measure_footprint
-from runtime.runner.footprint import LOWER, Footprint, explain_out_of_memory
+from runtime.runner.footprint import Footprint
 from runtime.runner.kv_memory import size_kv_pool
+from runtime.runner.out_of_memory import LOWER
 from tests.unit.runner.helpers import CPU
 
 CUDA = torch.device("cuda", 0)
@@ -193,34 +194,6 @@ def test_the_largest_step_runs_every_token_and_draws_for_every_row(measure, tiny
     )
     assert steps == [64]
     assert draws == [[0, 1, 2, 3, 4, 5]]
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes"),
-    ],
-)
-def test_out_of_memory_in_the_largest_step_says_so(measure, tiny, error):
-    from dataclasses import replace
-
-    class Model:
-        def forward(self, input_ids, positions, attend):
-            raise error
-
-    with pytest.raises(ConfigError, match=r"activations: lower scheduler\.max_num_batched_tokens"):
-        measure(Meter([0, 0], 0, 1), loaded=replace(tiny, model=Model()))
-
-
-def test_other_errors_are_left_alone():
-    with pytest.raises(RuntimeError, match="shapes"), explain_out_of_memory("buffers"):
-        raise RuntimeError("shapes differ")
-    with (
-        pytest.raises(ConfigError, match=r"KV pool: lower cache\.memory"),
-        explain_out_of_memory("KV pool", "cache.memory"),
-    ):
-        raise torch.OutOfMemoryError("no")
 
 
 def test_the_cuda_meter_reads_with_caches_given_back(monkeypatch):
