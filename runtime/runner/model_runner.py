@@ -30,6 +30,7 @@ from runtime.runner.launched import Launched, Samples
 from runtime.runner.out_of_memory import explain_out_of_memory
 from runtime.runner.states import RequestStates
 from runtime.sampling import Sampler
+from runtime.sampling.transfer import upload
 from runtime.step import Logprobs, NewRow, RunnerOutput, SchedulerOutput, StepShape
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ class ModelRunner:
         for new in so.new_rows:
             self.sampler.add(new)
         if so.blocks_to_clear:
-            block_ids = torch.tensor(so.blocks_to_clear, device=self.kv[0].k.device)
+            [block_ids] = upload(self.kv[0].k.device, np.array(so.blocks_to_clear, np.int64))
             for kv in self.kv:
                 kv.k.index_fill_(0, block_ids, 0)
                 kv.v.index_fill_(0, block_ids, 0)
