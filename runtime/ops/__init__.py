@@ -8,6 +8,7 @@ in place is said in the docstring of its twin.
 from runtime.ops.dispatch import (
     add_rms_norm,
     argmax,
+    has_kernels,
     norm_and_rotary,
     rms_norm,
     rotation,
@@ -28,6 +29,7 @@ __all__ = [
     "Rotation",
     "add_rms_norm",
     "argmax",
+    "has_kernels",
     "head_rms_norm",
     "kernel_problem",
     "norm_and_rotary",

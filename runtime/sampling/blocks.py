@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.ops import argmax
+from runtime.ops import argmax, has_kernels
 
 BLOCK = 64
 HEAD_BLOCKS = 64
@@ -78,10 +78,10 @@ class BlockedScores:
     def _best(self) -> tuple[Tensor, Tensor]:
         return argmax(self.scores)
 
-    @property
+    @cached_property
     def _has_best(self) -> bool:
-        """Whether one kernel gives maximum and id: a GPU's, where each torch op is a launch."""
-        return self.scores.device.type == "cuda"
+        """Whether one kernel gives maximum and id, in one walk over the scores."""
+        return has_kernels(self.scores)
 
     def argmax(self) -> Tensor:
         """[n] the id of the largest score, the lowest one where several are equal."""
