@@ -62,10 +62,11 @@ def build_engine(config: RuntimeConfig) -> Parts:
     device = choose_device(config.engine.device)
     threads = threads_of(config.engine)
     threads.set_count()
-    spec = read_spec(config.model, device)
-    check_files(config.model, spec)  # first: it says best what is wrong
-    choice, tokenizer = _kernels_and_tokenizer(config, spec, device)
-    loaded = load_model(config.model, device, spec)
+    described = read_spec(config.model)
+    check_files(config.model, described)  # first: it says best what is wrong
+    choice, tokenizer = _kernels_and_tokenizer(config, described, device)
+    loaded = load_model(config.model, device, described)
+    spec = loaded.spec
     num_ids = min(spec.vocab_size, tokenizer.num_ids) if tokenizer else spec.vocab_size
     grammars = Grammars(tokenizer, spec.vocab_size, spec.eos_token_ids) if tokenizer else None
     block_size = choice.block_size

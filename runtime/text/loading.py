@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import mmap
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -121,8 +122,15 @@ def _key_of(source: Path) -> str:
     for part in (_FORMAT, version("transformers"), version("tokenizers")):
         digest.update(part.encode() + b"\0")
     if source.is_file():
-        with source.open("rb") as file:
-            digest.update(f"{source.stat().st_size}\0".encode() + file.read(_GGUF_HEAD_BYTES))
+        if not source.stat().st_size:
+            raise ModelError(f"the tokenizer of {source} cannot be read: it is empty; {_SUPPORTED}")
+        with (
+            source.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+            memoryview(content)[:_GGUF_HEAD_BYTES] as head,
+        ):
+            digest.update(f"{len(content)}\0".encode())
+            digest.update(head)
     else:
         for path in _files_that_count(source):
             data = path.read_bytes()

@@ -162,3 +162,21 @@ def test_the_conversion_is_looked_for_in_its_own_size(
         config = config_of(tiny, quantization=quantization)
         check_files(config, read_spec(config))
     assert asked[0] < 0.54 * asked[1]
+
+
+def test_either_conversion_serves_where_none_can_be_written(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of the two is loaded is settled by the kernels, and those may come later."""
+
+    def full(place: Path, *, needed_bytes: int) -> None:
+        raise ConfigError("the disk is full")
+
+    load(tiny, quantization="none")
+    monkeypatch.setattr("runtime.models._gguf_convert.check_writable", full)
+    config = config_of(tiny)
+    assert read_spec(config).q8_0
+    check_files(config, read_spec(config))
+    other = config_of(tiny, dtype="float32")
+    with pytest.raises(ConfigError, match="full"):
+        check_files(other, read_spec(other))
