@@ -6,11 +6,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 _WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal")
 _INDEXED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
+
+_FROM_VALUES = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
+"""Make a tensor of the host's values: elsewhere, by a copy that is waited for and no op of which is
+seen."""
 
 
 class WaitedError(Exception):
@@ -30,14 +35,25 @@ class Watch(TorchDispatchMode):
         self._device = device
         self.uploads = 0
         self.blocking: list[str] = []
+        self._makers = _Makers(self)
+
+    def __enter__(self) -> Any:
+        self._makers.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._makers.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func._can_decompose():
+            return self._watch_parts(func, args, kwargs)
         name = func._schema.name
         if name == "aten::_to_copy" and "device" in kwargs:
-            self._note(kwargs["device"], args[0], kwargs.get("non_blocking", False))
+            self.note(kwargs["device"], args[0], kwargs.get("non_blocking", False))
         elif name == "aten::copy_":
-            self._note(args[0].device, args[1], kwargs.get("non_blocking", (*args, False)[2]))
+            self.note(args[0].device, args[1], kwargs.get("non_blocking", (*args, False)[2]))
         else:
             tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
             devices = {tensor.device.type for tensor in tensors}
@@ -45,7 +61,16 @@ class Watch(TorchDispatchMode):
                 self._refuse(name, args, tensors)
         return func(*args, **kwargs)
 
-    def _note(self, device: torch.device, source: Tensor, non_blocking: bool) -> None:
+    def _watch_parts(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Under inference mode ops such as `to` come whole, with their waits and copies inside."""
+        super().__enter__()
+        try:
+            return func.decompose(*args, **kwargs)
+        finally:
+            super().__exit__(None, None, None)
+
+    def note(self, device: torch.device, source: Tensor, non_blocking: bool) -> None:
+        """A copy, if it is one between devices."""
         if torch.device(device).type == source.device.type:
             return
         self.uploads += 1
@@ -62,3 +87,17 @@ class Watch(TorchDispatchMode):
         devices = {tensor.device.type for tensor in tensors if tensor.dim()}
         if len(devices) > 1:
             raise WaitedError(f"{name} reads from {devices}")
+
+
+class _Makers(TorchFunctionMode):
+    """Sees what no dispatch mode does: tensors that are made of values."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func in _FROM_VALUES and not isinstance(args[-1], Tensor):
+            self._watch.note(made.device, torch.empty(made.shape, dtype=made.dtype), False)
+        return made

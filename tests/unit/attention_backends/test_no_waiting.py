@@ -102,17 +102,21 @@ def test_a_refresh_waits_for_nothing(backend: AttentionBackend) -> None:
     assert watch.blocking == []
 
 
-def test_the_watch_sees_what_waits() -> None:
+@pytest.mark.parametrize("inference", [False, True])
+def test_the_watch_sees_what_waits(inference: bool) -> None:
     host, there = torch.arange(3, dtype=torch.int32), torch.empty(3, device=META)
-    with Watch("meta") as watch:
+    with Watch("meta") as watch, torch.inference_mode(inference):
         host.to(META)
         there.copy_(host)
         host.to(META, non_blocking=True)
         there.copy_(host, non_blocking=True)
+        torch.tensor([1, 2], device=META)
+        there.new_tensor([1])
+        torch.as_tensor(host.numpy())
         assert host.sum().item() == 3  # the host's own
         with pytest.raises(WaitedError):
             there.nonzero()
         with pytest.raises(WaitedError):
             there.sum().item()
-    assert watch.blocking == ["torch.int32 (3,)"] * 2
-    assert watch.uploads == 4
+    assert watch.blocking == [*["torch.int32 (3,)"] * 2, "torch.int64 (2,)", "torch.float32 (1,)"]
+    assert watch.uploads == 6

@@ -138,10 +138,10 @@ def on_meta(params: list[SamplingParams], vocab_size: int) -> tuple[Watch, list[
     ("kinds", "most_uploads"),
     [
         ([{"temperature": 0.0}], 0),
-        ([{}], 2),
-        ([{"top_p": 0.9, "top_k": 40}], 2 + 1),
-        (KINDS, 9),
-        (KINDS + EDITS, 24),
+        ([{}], 3),
+        ([{"top_p": 0.9, "top_k": 40}], 3),
+        (KINDS, 6),
+        (KINDS + EDITS, 23),
     ],
     ids=["greedy", "random", "truncated", "mixed", "edited"],
 )
