@@ -49,13 +49,20 @@ class CaptureReport:
         """
         return -(-self.memory_bytes // block_bytes)
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "seconds": self.seconds,
-            "memory_bytes": self.memory_bytes,
-            "buckets": [asdict(record) for record in self.records],
-        }
+    def as_dict(self, block_bytes: int = 0) -> dict[str, Any]:
+        """For JSON.
+
+        Args:
+            block_bytes: bytes of a KV block over all layers, for the `kv_blocks` of each bucket, a
+                fraction, and of all, rounded up; 0 leaves them out.
+        """
+        found: dict[str, Any] = {"seconds": self.seconds, "memory_bytes": self.memory_bytes}
+        buckets = [asdict(record) for record in self.records]
+        if block_bytes:
+            found["kv_blocks"] = self.kv_blocks(block_bytes)
+            for bucket in buckets:
+                bucket["kv_blocks"] = round(bucket["memory_bytes"] / block_bytes, 1)
+        return found | {"buckets": buckets}
 
     def table(self, block_bytes: int = 0) -> Table:
         """For a terminal.

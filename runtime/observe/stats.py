@@ -49,7 +49,7 @@ class GraphStats:
     eager_reasons: dict[str, int]
     """steps that ran without a graph although a mode has graphs, by reason"""
     captured: dict[str, Any]
-    """seconds, memory_bytes, kv_blocks that would fit into these, and each of the buckets"""
+    """seconds, memory_bytes, kv_blocks that would fit into these, and the same of each bucket"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,5 +83,5 @@ def graph_stats(graphs: GraphSet, block_bytes: int) -> GraphStats:
         mixed_mode=mixed,
         bucket_steps=dict(counted.buckets),
         eager_reasons=dict(counted.eager_reasons),
-        captured=report.as_dict() | {"kv_blocks": report.kv_blocks(block_bytes)},
+        captured=report.as_dict(block_bytes),
     )

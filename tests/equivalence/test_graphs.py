@@ -107,6 +107,9 @@ def test_each_mode_in_each_place(tiny, modes, place):
     assert sum(graphs.bucket_steps.values()) > 0.9 * stats.steps
     assert ("not captured yet" in graphs.eager_reasons) == (place == "lazy")
     assert {bucket["kind"] for bucket in graphs.captured["buckets"]} == captured_kinds(modes)
+    assert (
+        graphs.captured["kv_blocks"] >= max(b["kv_blocks"] for b in graphs.captured["buckets"]) > 0
+    )
 
 
 @pytest.mark.parametrize("modes", MODES, ids="-".join)

@@ -110,6 +110,13 @@ def test_the_report_as_json_and_as_a_table(runner: ToyRunner) -> None:
     read = json.loads(json.dumps(report.as_dict()))
     assert read["memory_bytes"] == sum(b["memory_bytes"] for b in read["buckets"])
     assert read["buckets"][0]["num_reqs"] == MAX_SEQS + 1
+    assert "kv_blocks" not in {*read, *read["buckets"][0]}
+    costs = json.loads(json.dumps(report.as_dict(block_bytes=512)))
+    assert costs["kv_blocks"] == report.memory_bytes // 512 > 0
+    assert sum(b["kv_blocks"] for b in costs["buckets"]) == costs["kv_blocks"]
+    assert (
+        report.as_dict(1024)["buckets"][0]["kv_blocks"] == read["buckets"][0]["memory_bytes"] / 1024
+    )
     assert report.kv_blocks(block_bytes=report.memory_bytes) == 1
     assert report.kv_blocks(block_bytes=report.memory_bytes - 1) == 2
     console = Console(width=100)
