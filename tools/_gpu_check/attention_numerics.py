@@ -1,69 +1,70 @@
-"""Each attention backend on padded batches of every mix against a reference in float64."""
+"""Each attention backend on padded batches of every mix against a reference in float64: planned for
+one step, and as captured graphs use it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 import attention_backends
-from attention_backends import AttentionBatch, AttentionShape, BackendChoiceError, LayerKV
+from attention_backends import (
+    AttentionBackend,
+    AttentionShape,
+    Bucket,
+    LayerKV,
+    Support,
+)
+from tools._gpu_check.able import able_backends
+from tools._gpu_check.attention_batches import (
+    attention_in_float64,
+    empty_batch,
+    make_batch,
+    num_blocks_of,
+)
+from tools._gpu_check.attention_steps import buckets_of, mixes_of, steps_of
+from tools._gpu_check.bucket_sweep import splits_of
+from tools._gpu_check.captured import capture
 from tools._gpu_check.op_numerics import error_of
 from tools._gpu_check.report import Deadline, Report
 from tools._gpu_check.scale import Scale
 
 LIMITS = {torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 1e-2}
 """Of ||out - reference|| / ||reference||; the weights of the values are rounded too."""
-MIXES = {
-    "decode": ([1, 1, 1, 1], [1, 65, 512, 4000]),
-    "prefill": ([300, 41], [300, 41]),
-    "chunks": ([128, 7], [1500, 2049]),
-    "mixed": ([1, 200, 1, 5], [777, 1200, 16, 5]),
-}
-"""Query and key tokens of each request."""
-PADDING = 3
-"""Tokens of the tail request of batches that are not all of one token."""
-
-
-def able_backends(
-    shapes: Sequence[AttentionShape], scale: Scale, section: str, report: Report
-) -> list[tuple[str, type[attention_backends.AttentionBackend], int]]:
-    """(name, class, block size) of every backend that serves the shapes here, a line for others."""
-    able = []
-    for name in attention_backends.backend_names():
-        if scale.backends is not None and name not in scale.backends:
-            continue
-        try:
-            choice = attention_backends.choose_backend(name, shapes, None, scale.device)
-        except BackendChoiceError:
-            reasons = attention_backends.examine_all(shapes, None, scale.device)
-            report.skip(section, name, reasons[name].reason)
-            continue
-        able.append((name, choice.backend, choice.block_size))
-    return sorted(able, key=lambda entry: -entry[1].preference(scale.device))
 
 
 def check_backends(scale: Scale, report: Report, deadline: Deadline) -> None:
-    """A line for each backend, shape and mix."""
+    """A line for each backend, shape and mix, and for each kind of captured step."""
     for kind, shape in shapes_of(scale).items():
         for name, backend, block_size in able_backends([shape], scale, "attention", report):
-            made = backend([shape], block_size, scale.device)
-            for mix, (query_lens, seq_lens) in MIXES.items():
-                line = f"{name} {kind} {mix}"
+            support = attention_backends.examine_layers(backend, [shape], block_size, scale.device)
+            tried = _Tried(backend, shape, support, block_size, scale)
+            cases: dict[str, Callable[[], _Found]] = {
+                mix: lambda tried=tried, lens=lens: tried.planned(*lens)
+                for mix, lens in mixes_of(scale).items()
+            }
+            for graph_kind, buckets in buckets_of(support, scale, is_first=kind == "full").items():
+                cases[f"captured {graph_kind}"] = lambda tried=tried, some=buckets: tried.captured(
+                    some
+                )
+            for case, run in cases.items():
+                line = f"{name} {kind} {case}"
                 if deadline.is_over:
                     report.skip("attention", line, "time limit")
                     continue
-                if scale.op_tokens < 100:  # a short trial
-                    query_lens, seq_lens = [q % 7 + 1 for q in query_lens], [9, 33, 16, 20]
-                    query_lens = [1] * 4 if mix == "decode" else query_lens
-                    seq_lens = seq_lens[: len(query_lens)]
-                error = _run(made, shape, query_lens, seq_lens, block_size, scale.device)
-                limit = LIMITS[shape.dtype]
-                report.check(
-                    "attention", line, error <= limit, f"error above {limit:g}", error=error
-                )
+                with report.guard("attention", line):
+                    found, limit = run(), LIMITS[shape.dtype]
+                    report.check(
+                        "attention",
+                        line,
+                        found.error <= limit,
+                        f"error above {limit:g}",
+                        error=found.error,
+                        **found.about,
+                    )
 
 
 def shapes_of(scale: Scale) -> dict[str, AttentionShape]:
@@ -81,82 +82,87 @@ def shapes_of(scale: Scale) -> dict[str, AttentionShape]:
     }
 
 
-def _run(
-    backend: attention_backends.AttentionBackend,
-    shape: AttentionShape,
-    query_lens: list[int],
-    seq_lens: list[int],
-    block_size: int,
-    device: torch.device,
-) -> float:
-    batch = make_batch(query_lens, seq_lens, block_size, device)
-    num_blocks = int(batch.block_table_cpu.max()) + 1
-    (kv,) = backend.allocate_kv(num_blocks)
-    for cache in kv:
-        cache[2:] = torch.randn(cache[2:].shape, device=device).to(cache.dtype)
-    num_tokens = int(batch.query_start_loc_cpu[-1])
-    q = torch.randn(num_tokens, shape.num_q_heads, shape.head_dim, device=device).to(shape.dtype)
-    out = torch.full_like(q, torch.nan)
-    backend.attend(0, q, kv, out, backend.plan(batch))
-    reference = attention_in_float64(q, kv, batch, shape)
-    error = error_of(out[: batch.num_tokens], reference[: batch.num_tokens])
-    return error if bool(out.isfinite().all()) else float("inf")
+class _Found(NamedTuple):
+    error: float
+    about: dict[str, object]
 
 
-def make_batch(
-    query_lens: list[int], seq_lens: list[int], block_size: int, device: torch.device
-) -> AttentionBatch:
-    """Requests over blocks in random order; a tail request and an empty one, unless all have one
-    token."""
-    num_tokens, num_reqs = sum(query_lens), len(query_lens)
-    counts = [-(-length // block_size) for length in seq_lens]
-    ids = np.random.default_rng(0).permutation(sum(counts)).astype(np.int32) + 2
-    if max(query_lens) > 1:
-        query_lens, seq_lens = [*query_lens, PADDING, 0], [*seq_lens, PADDING, 0]
-    table = np.zeros((len(query_lens), max(counts)), np.int32)
-    for row, (start, count) in enumerate(zip(np.cumsum([0, *counts]), counts, strict=False)):
-        table[row, :count] = ids[start : start + count]
-    starts = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
-    lens = np.array(seq_lens, np.int32)
+@dataclass(slots=True)
+class _Tried:
+    """One backend with one shape."""
 
-    def put(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(device)
+    backend: type[AttentionBackend]
+    shape: AttentionShape
+    support: Support
+    block_size: int
+    scale: Scale
+    made: AttentionBackend = field(init=False)
 
-    return AttentionBatch(
-        num_tokens=num_tokens,
-        num_reqs=num_reqs,
-        query_start_loc=put(starts),
-        seq_lens=put(lens),
-        block_table=put(table),
-        slot_mapping=torch.full((int(starts[-1]),), block_size, device=device),
-        query_start_loc_cpu=starts,
-        seq_lens_cpu=lens,
-        block_table_cpu=table,
-        max_query_len=max(query_lens),
-        max_seq_len=int(lens.max()),
-    )
+    def __post_init__(self) -> None:
+        self.made = self.backend([self.shape], self.block_size, self.scale.device)
 
+    def planned(self, query_lens: list[int], seq_lens: list[int]) -> _Found:
+        """A step that is planned by itself."""
+        batch = make_batch(query_lens, seq_lens, self.block_size, self.scale.device)
+        kv = self._random_kv(num_blocks_of(seq_lens, self.block_size))
+        q = self._random_q(int(batch.query_start_loc_cpu[-1]))
+        out = torch.full_like(q, torch.nan)
+        self.made.attend(0, q, kv, out, self.made.plan(batch))
+        return _Found(self._error(q, kv, batch, out), {})
 
-def attention_in_float64(
-    q: Tensor, kv: LayerKV, batch: AttentionBatch, shape: AttentionShape
-) -> Tensor:
-    """[T, Hq, D] by definition, request by request."""
-    out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
-    group = shape.num_q_heads // shape.num_kv_heads
-    for row in range(batch.num_reqs):
-        start, end = batch.query_start_loc_cpu[row : row + 2].tolist()
-        length = int(batch.seq_lens_cpu[row])
-        blocks = batch.block_table[row].long()
-        k, v = (cache[blocks].flatten(0, 1)[:length].double() for cache in kv)
-        scores = torch.einsum("qhd,khd->hqk", q[start:end].double(), k.repeat_interleave(group, 1))
-        scores *= shape.scale
-        if shape.softcap:
-            scores = shape.softcap * torch.tanh(scores / shape.softcap)
-        place = torch.arange(length - (end - start), length, device=q.device)[:, None]
-        key = torch.arange(length, device=q.device)[None, :]
-        hidden = key > place
-        if shape.window is not None:
-            hidden |= key <= place - shape.window
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        out[start:end] = torch.einsum("hqk,khd->qhd", weights, v.repeat_interleave(group, 1))
-    return out
+    def captured(self, buckets: Sequence[Bucket]) -> _Found:
+        """Steps that are replayed in each bucket, whose plan was made for its captured step."""
+        max_keys = self.scale.attention_keys
+        steps = {bucket: list(steps_of(bucket, self.scale)) for bucket in buckets}
+        needed = [
+            num_blocks_of(lens[1], self.block_size) for each in steps.values() for lens in each
+        ]
+        kv = self._random_kv(max(needed))
+        self.made.reserve(buckets, max_keys)
+        errors: list[float] = []
+        splits: set[int] = set()
+        for bucket in buckets:
+            static = empty_batch(bucket, max_keys, self.block_size, self.scale.device)
+            q = self._random_q(bucket.num_tokens)
+            out = torch.full_like(q, torch.nan)
+            plan = self.made.open_bucket(bucket, static)
+            splits |= splits_of(plan)
+
+            def attend(q: Tensor = q, out: Tensor = out, plan: object = plan) -> None:
+                self.made.attend(0, q, kv, out, plan)
+
+            replay = capture(attend, self.scale.device)
+            for lens in steps[bucket]:
+                batch = make_batch(
+                    *lens, self.block_size, self.scale.device, bucket=bucket, max_keys=max_keys
+                )
+                q.copy_(self._random_q(len(q)))
+                out.fill_(torch.nan)
+                self.made.refresh(plan, batch)
+                replay()
+                errors.append(self._error(q, kv, batch, out))
+        about = {
+            "buckets": len(buckets),
+            "steps": len(errors),
+            "kv_classes": sorted({bucket.kv_class for bucket in buckets} - {0}),
+            "splits": sorted(splits),
+        }
+        return _Found(max(errors), about)
+
+    def _random_kv(self, num_blocks: int) -> LayerKV:
+        (kv,) = self.made.allocate_kv(num_blocks)
+        for cache in kv:
+            cache[attention_backends.NUM_RESERVED_BLOCKS :].normal_()
+        return kv
+
+    def _random_q(self, num_tokens: int) -> Tensor:
+        sizes = (num_tokens, self.shape.num_q_heads, self.shape.head_dim)
+        return torch.randn(sizes, device=self.scale.device).to(self.shape.dtype)
+
+    def _error(
+        self, q: Tensor, kv: LayerKV, batch: attention_backends.AttentionBatch, out: Tensor
+    ) -> float:
+        """Of the real rows; padding rows must be finite."""
+        reference = attention_in_float64(q, kv, batch, self.shape)
+        error = error_of(out[: batch.num_tokens], reference[: batch.num_tokens])
+        return error if bool(out.isfinite().all()) else float("inf")

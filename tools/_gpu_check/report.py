@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+import traceback
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,6 +70,15 @@ class Report:
     def skip(self, section: str, name: str, reason: str) -> None:
         """A line that was not looked at."""
         self.add(section, name, SKIPPED, reason)
+
+    @contextmanager
+    def guard(self, section: str, name: str) -> Iterator[None]:
+        """What breaks in here is a FAIL, and what comes after it is looked at all the same."""
+        try:
+            yield
+        except Exception as error:
+            traceback.print_exc()
+            self.add(section, name, FAIL, f"{type(error).__name__}: {error}")
 
     @property
     def counts(self) -> dict[str, int]:

@@ -35,13 +35,16 @@ TINY = {
     "head_dim": 64,
     "hidden_size": 128,
     "intermediate_size": 192,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 8192,
     "num_attention_heads": 4,
     "num_hidden_layers": 3,
     "num_key_value_heads": 2,
     "torch_dtype": "float32",
     "vocab_size": 512,
 }
+
+SHORT = ((23, 9), (1, 12), (70, 5), (16, 16), (5, 3), (33, 7))
+"""(prompt, output) tokens: decodes beside chunks, rows that are left and taken again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,23 @@ class Scale:
     device: torch.device
     speed_config: dict[str, object]
     exact_config: dict[str, object]
+    exact_dtypes: tuple[str, ...]
+    exact_lengths: tuple[tuple[int, int], ...]
+    """(prompt, output) tokens of requests that share steps"""
+    exact_context: int
+    """Most keys of a request: every bound of keys that a backend may bake lies below it"""
+    exact_rows: int
+    """Most requests of a step: enough that a decode step's keys are not split"""
+    exact_budget: int
+    exact_sizes: tuple[int, ...]
+    """graph buckets"""
+    attention_keys: int
+    attention_rows: tuple[int, ...]
+    """of captured decode steps; each splits keys into another number of parts"""
+    attention_tokens: int
+    """of captured ragged steps"""
+    draw_rows: int
+    draw_vocab: int
     op_tokens: int
     op_width: int
     contexts: tuple[int, ...]
@@ -79,6 +99,17 @@ def whole(device: torch.device) -> Scale:
         device=device,
         speed_config=QWEN3_8B,
         exact_config=TINY,
+        exact_dtypes=("float32", "bfloat16"),
+        exact_lengths=(*SHORT, (1500, 12), (4300, 9)),
+        exact_context=4608,
+        exact_rows=256,
+        exact_budget=256,
+        exact_sizes=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+        attention_keys=4608,
+        attention_rows=(1, 2, 4, 8, 16, 32, 64),
+        attention_tokens=512,
+        draw_rows=64,
+        draw_vocab=QWEN3_8B["vocab_size"],
         op_tokens=777,
         op_width=4096,
         contexts=(512, 4096),
@@ -95,7 +126,8 @@ def whole(device: torch.device) -> Scale:
 
 
 def tiny(device: torch.device) -> Scale:
-    """Seconds on a CPU, with emulated graphs; minutes less on a GPU."""
+    """Seconds on a CPU, with emulated graphs. On a GPU only what is timed is small: of what is
+    compared, lengths and rows matter."""
     small = replace(
         whole(device),
         speed_config=TINY,
@@ -113,6 +145,17 @@ def tiny(device: torch.device) -> Scale:
         return small
     return replace(
         small,
+        exact_dtypes=("float32",),
+        exact_lengths=(*SHORT, (1050, 6)),
+        exact_context=1100,
+        exact_rows=8,
+        exact_budget=32,
+        exact_sizes=(1, 2, 4, 8, 32),
+        attention_keys=1100,
+        attention_rows=(1, 4),
+        attention_tokens=32,
+        draw_rows=12,
+        draw_vocab=6001,
         decode_mode="emulated",
         mixed_modes=("emulated",),
         backends=("torch_paged",),

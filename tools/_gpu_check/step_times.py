@@ -28,7 +28,7 @@ class Times(NamedTuple):
     """Medians over the repeats, milliseconds."""
 
     step: float
-    """of `execute`, by the host's clock"""
+    """of `execute`, by the host's clock: nothing overlaps"""
     device: float
     """from the forward's first launch to the sampler's last, by the device's clock"""
     host: float
@@ -68,42 +68,52 @@ class Bench:
                 if repeat >= WARM_UPS + LEAST_REPEATS and deadline.is_over:
                     break
                 synchronize(device)
-                clock = _Clock(self.runner, device)
-                started = time.perf_counter()
-                with clock:
+                with StepMarks(self.runner, device) as marks:
+                    started = time.perf_counter()
                     ro = self.runner.execute(so)
+                    ended = time.perf_counter()
                 if repeat >= WARM_UPS:
-                    steps.append((time.perf_counter() - started) * 1e3)
-                    hosts.append((clock.launched_at - started) * 1e3)
-                    devices.append(clock.device_ms())
+                    steps.append((ended - started) * 1e3)
+                    hosts.append((marks.launched_at - started) * 1e3)
+                    devices.append(marks.busy_ms()[0])
         return Times(median(steps), median(devices), median(hosts), ro.shape.kind)
 
 
-class _Clock:
-    """Marks where a step's forward begins and where the host starts to wait for its tokens."""
+class StepMarks:
+    """Marks where each step's forward begins, after its inputs were copied, and where its tokens
+    are there, in the device's work; steps may be launched ahead of one another."""
 
     def __init__(self, runner: ModelRunner, device: torch.device) -> None:
         self._runner, self._device = runner, device
+        self._starts: list[Mark] = []
+        self._ends: list[Mark] = []
         self.launched_at = 0.0
-        self._start = self._end = Mark(device)
+        """of the newest step, by the host's clock"""
 
-    def __enter__(self) -> None:
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __enter__(self) -> StepMarks:
         graphs, sampler = self._runner.graphs, self._runner.sampler
         run, read = graphs.run, sampler._read
 
         def marked_run(*args: Any) -> Any:
-            self._start = Mark(self._device)
+            self._starts.append(Mark(self._device))
             return run(*args)
 
         def marked_read(*args: Any) -> Any:
-            self._end, self.launched_at = Mark(self._device), time.perf_counter()
+            self._ends.append(Mark(self._device))
+            self.launched_at = time.perf_counter()
             return read(*args)
 
         graphs.run, sampler._read = marked_run, marked_read  # type: ignore[method-assign]
+        return self
 
     def __exit__(self, *error: object) -> None:
         del self._runner.graphs.run, self._runner.sampler._read
 
-    def device_ms(self) -> float:
+    def busy_ms(self, begin: int = 0, end: int | None = None) -> list[float]:
+        """Of the steps `begin` to `end`, in the order of their launch."""
         synchronize(self._device)
-        return self._start.until(self._end)
+        pairs = zip(self._starts[begin:end], self._ends[begin:end], strict=True)
+        return [first.until(last) for first, last in pairs]

@@ -9,12 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from attention_backends import AttentionBackend, examine_layers
-from graphs import Case, GraphError, GraphKey, Kind, choose_mode
+from attention_backends import AttentionBackend
+from graphs import GraphKey, Kind
 from runtime.models import LoadedModel, ModelSpec
+from runtime.models._interface import Attend
 from runtime.models._loaded import build
 from runtime.runner import ModelRunner
+from tools._gpu_check.scale import Scale
 
 
 def load(spec: ModelSpec, device: torch.device, seed: int = 0) -> LoadedModel:
@@ -39,9 +42,17 @@ def settings(
     max_model_len: int,
     sizes: Any = "auto",
 ) -> Any:
-    """What a runner reads of a RuntimeConfig, which itself needs more than torch."""
+    """What runner and scheduler read of a RuntimeConfig, which itself needs more than torch."""
     return SimpleNamespace(
-        scheduler=SimpleNamespace(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_tokens),
+        scheduler=SimpleNamespace(
+            policy="mixed",
+            order="fcfs",
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_tokens,
+            chunked_prefill=True,
+            long_prefill_token_threshold=0,
+            watermark=0.0,
+        ),
         graphs=SimpleNamespace(
             decode=decode,
             mixed=mixed,
@@ -55,21 +66,32 @@ def settings(
     )
 
 
-def refusal_of(
-    decode: str,
-    mixed: str,
-    loaded: LoadedModel,
-    backend: type[AttentionBackend],
-    block_size: int,
-) -> str:
-    """Why the modes cannot serve the model with this backend; "" where they can."""
-    support = examine_layers(backend, loaded.attention_shapes, block_size, loaded.device)
-    try:
-        choose_mode(decode, Case.DECODE, support, loaded.device)
-        choose_mode(mixed, Case.MIXED, support, loaded.device)
-    except GraphError as error:
-        return str(error)
-    return ""
+def exact_settings(scale: Scale, decode: str, mixed: str) -> Any:
+    """Those of the sections that compare."""
+    return settings(
+        decode,
+        mixed,
+        max_num_seqs=scale.exact_rows,
+        max_tokens=scale.exact_budget,
+        max_model_len=scale.exact_context,
+        sizes=list(scale.exact_sizes),
+    )
+
+
+class Recorder:
+    """A model that keeps the logits that it gave."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._model = loaded.model
+        self.loaded = LoadedModel(self, loaded.spec, loaded.attention_shapes, loaded.device)
+        self.logits: list[Tensor] = []
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        return self._model.forward(input_ids, positions, attend)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        self.logits.append(self._model.compute_logits(hidden))
+        return self.logits[-1]
 
 
 @contextmanager

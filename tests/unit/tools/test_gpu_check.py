@@ -16,13 +16,13 @@ from runtime import ops
 from runtime.config import ModelConfig
 from runtime.models import read_spec
 from tools import gpu_check
-from tools._gpu_check import exactness, op_numerics, step_times
-from tools._gpu_check.attention_numerics import attention_in_float64, make_batch
+from tools._gpu_check import op_numerics, sections, step_times, subject
+from tools._gpu_check.attention_batches import attention_in_float64, make_batch
 from tools._gpu_check.batches import Part, Pool, Schedule
 from tools._gpu_check.ceilings import Ceilings
 from tools._gpu_check.floors import floor_ms, step_bytes, step_ops
 from tools._gpu_check.report import Report
-from tools._gpu_check.scale import QWEN3_8B, TINY, spec_of, tiny
+from tools._gpu_check.scale import QWEN3_8B, SHORT, TINY, spec_of, tiny
 
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
@@ -67,16 +67,19 @@ def test_every_section_on_the_cpu(tmp_path, capsys):
     assert found["about"]["versions"]["torch"] == torch.__version__
     verdicts = Counter((line["section"], line["verdict"]) for line in found["lines"])
     for section, least in {
-        "ops": 21,
-        "attention": 16,
-        "exact": 2,
+        "ops": 31,
+        "attention": 20,
+        "exact": 6,
         "ceilings": 2,
         "speed": 12,
+        "host": 1,
     }.items():
         assert verdicts[section, "ok"] >= least
-    for line in found["lines"]:
-        if line["section"] == "exact":
-            assert line["values"]["replayed"] >= 10
+    modes = [line for line in found["lines"] if "decode=emulated" in line["name"]]
+    schedule, buckets = (line["values"] for line in modes)
+    assert min(schedule["decode"], schedule["segmented"]) >= 10
+    assert (buckets["buckets"], buckets["kv_classes"]) == (12, [1024, 1100])
+    assert buckets["most_keys"] == 1099
     decode = [line for line in found["lines"] if line["name"].endswith("decode 4 x 40")]
     assert decode[0]["values"]["kind"] == "decode"
     assert decode[0]["values"]["floor_ms"] > 0
@@ -85,10 +88,8 @@ def test_every_section_on_the_cpu(tmp_path, capsys):
     assert "0 FAIL" in capsys.readouterr().out
 
 
-def test_torch_triton_and_numpy_are_enough(tmp_path):
-    arguments = ["--device", "cpu", "--tiny", "--json", str(tmp_path / "x"), "--sections", "exact"]
-    code = REFUSE.format(names=NOT_NEEDED, arguments=arguments)
-    done = subprocess.run(
+def run_aside(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -97,7 +98,47 @@ def test_torch_triton_and_numpy_are_enough(tmp_path):
         timeout=300,
         check=False,
     )
+
+
+def test_torch_triton_and_numpy_are_enough(tmp_path):
+    arguments = ["--device", "cpu", "--tiny", "--json", str(tmp_path / "x")]
+    done = run_aside(REFUSE.format(names=NOT_NEEDED, arguments=arguments))
     assert done.returncode == 0, done.stdout
+    assert "ahead" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("names", "device", "said"),
+    [
+        ({"numpy"}, "cpu", "needs torch, numpy; not installed here: numpy (pip install numpy)"),
+        (
+            {"torch", "triton"},
+            "cuda",
+            "needs torch, numpy, triton; not installed here: torch triton "
+            "(pip install torch triton)",
+        ),
+    ],
+)
+def test_a_missing_package_is_one_line(names, device, said):
+    done = run_aside(REFUSE.format(names=names, arguments=["--device", device, "--tiny"]))
+    assert (done.returncode, done.stdout) == (2, f"gpu_check: {said}\n")
+
+
+def test_imports_count_against_the_time_limit(tmp_path):
+    """Two seconds of them leave nothing of one."""
+    path = tmp_path / "lines.json"
+    arguments = ["--device", "cpu", "--tiny", "--seconds", "1", "--json", str(path)]
+    slow = REFUSE.replace("raise ModuleNotFoundError(name)", "time.sleep(2)")
+    slow = slow.replace('name.split(".")[0]', "name")
+    done = run_aside("import time" + slow.format(names={"torch"}, arguments=arguments))
+    assert done.returncode == 0, done.stdout
+    lines = json.loads(path.read_text())["lines"]
+    assert {line["reason"] for line in lines} == {"time limit"}
+    assert {line["section"] for line in lines} == set(gpu_check.SHARES)
+
+
+def test_the_whole_run_ends_within_six_minutes():
+    assert gpu_check.LIMIT_S + gpu_check.GRACE_S < 340
 
 
 def test_without_a_device_it_says_so(monkeypatch, capsys):
@@ -150,16 +191,16 @@ def test_a_section_that_breaks_is_a_fail_and_the_next_one_runs(tmp_path, monkeyp
     def broken(scale, report, deadline):
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setitem(gpu_check.SECTIONS, "attention", broken)
+    monkeypatch.setitem(sections.SECTIONS, "attention", broken)
     code, found = check(tmp_path, "--sections", "attention,ops")
     assert code == 1
     assert "no such kernel" in found["lines"][0]["reason"]
-    assert found["counts"]["ok"] == 21
+    assert found["counts"]["ok"] == 31
 
 
 def test_replays_that_differ_fail(tmp_path, monkeypatch):
     """A model whose second runner's logits are off, as with a stale buffer."""
-    give = exactness.Recorder.compute_logits
+    give = subject.Recorder.compute_logits
     made = []
 
     def off(self, hidden):
@@ -169,10 +210,12 @@ def test_replays_that_differ_fail(tmp_path, monkeypatch):
         self.logits[-1] = logits * (1.0 if made.index(self) == 0 else 1.001)
         return logits
 
-    monkeypatch.setattr(exactness.Recorder, "compute_logits", off)
+    monkeypatch.setattr(subject.Recorder, "compute_logits", off)
     code, found = check(tmp_path, "--sections", "exact")
+    failed = [line["name"] for line in found["lines"] if line["verdict"] == "FAIL"]
     assert code == 1
-    assert found["counts"]["FAIL"] == 2
+    assert len(failed) == 2
+    assert not any("every bucket" in name for name in failed)
 
 
 def test_steps_that_were_not_replayed_fail(tmp_path, monkeypatch):
@@ -215,9 +258,7 @@ def test_qwen3_8b_weighs_what_it_should():
 
 
 def test_the_schedule_is_legal_and_ends():
-    schedule = Schedule(
-        exactness.LENGTHS, budget=32, max_rows=4, block_size=16, vocab_size=TINY["vocab_size"]
-    )
+    schedule = Schedule(SHORT, budget=32, max_rows=4, block_size=16, vocab_size=TINY["vocab_size"])
     computed: dict[int, int] = {}
     sampled, mixed = 0, 0
     while (so := schedule.next_step()) is not None:
@@ -239,7 +280,7 @@ def test_the_schedule_is_legal_and_ends():
         mixed += bool((counts > 1).any() and (counts == 1).any())
         sampled += int(so.samples.sum())
         schedule.sampled(so, [7] * int(so.samples.sum()))
-    assert sampled == sum(output for _, output in exactness.LENGTHS)
+    assert sampled == sum(output for _, output in SHORT)
     assert mixed >= 3
 
 
