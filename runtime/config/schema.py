@@ -156,7 +156,9 @@ class GraphsConfig(Section):
         False, description="before each replay, check that no buffer has moved (slow)"
     )
     compare_every: Annotated[int, Field(ge=0)] = Field(
-        0, description="run every n-th replay eagerly too and demand equal results; 0 is off"
+        0,
+        description="run every n-th replay eagerly too and demand equal results, but for the "
+        "rounding of the model's type; 0 is off",
     )
 
     @model_validator(mode="after")

@@ -264,9 +264,10 @@ def test_a_moved_buffer_is_named(tiny, monkeypatch):
     assert "the step's positions has moved since segmented(24 tokens) was captured" in error
 
 
-def test_a_wrong_replay_is_found_by_comparison(tiny, monkeypatch):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_wrong_replay_is_found_by_comparison(tiny, monkeypatch, dtype):
     bake_the_number_of_tokens(monkeypatch)
-    changes = {"graphs.compare_every": 1}
+    changes = {"graphs.compare_every": 1, "model.dtype": dtype}
     with make_runtime(tiny, "torch_paged", "emulated", "emulated", changes) as runtime:
         [error] = run(runtime, PROMPTS[3:4])
     assert "a replay of segmented(24 tokens) differs from the eager forward in" in error
