@@ -156,10 +156,15 @@ class BlockPool:
             self._cache.drop(block_id)
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets every key; False, and nothing is done, while a block is referenced."""
+        """Forgets every key; False, and nothing is done, while a block is referenced.
+
+        Blocks are then taken in the order of their ids again, so that memory which was used before
+        is used first: what was never touched has to be got from the system.
+        """
         if self.num_used_blocks:
             return False
         self._cache.clear()
+        self._free = FreeBlockList(len(self._ref_counts), first=NUM_RESERVED_BLOCKS)
         return True
 
     def check_integrity(self, holders: Iterable[Sequence[int]]) -> None:

@@ -240,6 +240,18 @@ def test_reset_is_refused_while_blocks_are_in_use():
     pool.check_integrity([])
 
 
+def test_after_a_reset_memory_that_was_used_is_used_first():
+    pool = make_pool(num_blocks=12)
+    first = pool.allocate(3)
+    pool.free(first)
+    assert not set(pool.allocate(3)) & set(first), "keys are kept for as long as can be"
+    pool = make_pool(num_blocks=12)
+    pool.free(pool.allocate(3))
+    assert pool.reset_prefix_cache() is True
+    assert pool.allocate(3) == first
+    pool.check_integrity([first])
+
+
 def test_without_prefix_caching_nothing_is_found():
     pool = make_pool(caching=False)
     held(pool, list(range(8)))
