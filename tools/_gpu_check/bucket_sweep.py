@@ -51,7 +51,7 @@ def sweep_buckets(runner: ModelRunner, recorder: Recorder, scale: Scale, block_s
     rng, found = np.random.default_rng(1), Sweep()
     dispatcher = runner.graphs.dispatcher
     known = runner.states.token_ids
-    known[:] = rng.integers(3, scale.exact_config["vocab_size"], known.shape)
+    known[:] = rng.integers(3, recorder.loaded.spec.vocab_size, known.shape)
     for kv in runner.kv:
         kv.k[FIRST_BLOCK:].normal_(0, KEY_SCALE)
         kv.v[FIRST_BLOCK:].normal_()

@@ -7,6 +7,7 @@ process of its own; the name keeps it out of an ordinary collection.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -217,16 +218,22 @@ def test_a_model_runs_on_them_under_emulated_graphs(monkeypatch: pytest.MonkeyPa
     """As on a GPU, where `dispatch` picks them: mixed steps, captured and replayed, on a model that
     has head norms and grouped heads; its logits are those of the twins."""
     from runtime.ops import dispatch
-    from tools._gpu_check import exactness
-    from tools._gpu_check.scale import TINY, spec_of
+    from tools._gpu_check.exactness import Subject
+    from tools._gpu_check.scale import TINY, spec_of, tiny
     from tools._gpu_check.subject import load
 
     sizes = {"head_dim": 16, "hidden_size": 32, "intermediate_size": 48, "vocab_size": 64}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2}
-    monkeypatch.setattr(exactness, "LENGTHS", [(23, 3), (1, 4), (30, 3), (5, 2)])
+    scale = replace(
+        tiny(torch.device("cpu")),
+        exact_lengths=((23, 3), (1, 4), (30, 3), (5, 2)),
+        exact_context=64,
+        exact_rows=4,
+        exact_sizes=(4, 16, 32),
+    )
     loaded = load(spec_of({**TINY, **sizes, **heads}), torch.device("cpu"))
     backend = choose_backend("torch_paged", loaded.attention_shapes, 16, loaded.device).backend
-    used = set()
+    subject, used = Subject(scale, loaded, backend, 16), set()
 
     class Noted:
         def __getattr__(self, name: str) -> object:
@@ -234,12 +241,12 @@ def test_a_model_runs_on_them_under_emulated_graphs(monkeypatch: pytest.MonkeyPa
             return getattr(ops, name)
 
     monkeypatch.setattr(dispatch, "_kernels_of", lambda device_type: None)
-    twin = exactness.run("eager", "eager", loaded, backend, 16, None)
+    twin, _ = subject.run("eager", "eager", None)
     monkeypatch.setattr(dispatch, "_kernels_of", lambda device_type: Noted())
     for mode in ("eager", "emulated"):
-        trace = exactness.run(mode, mode, loaded, backend, 16, twin.tokens)
+        trace, _ = subject.run(mode, mode, twin.tokens)
         assert trace.tokens == twin.tokens
         for given, expected in zip(trace.logits, twin.logits, strict=True):
             torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-4)
     assert used >= {"rms_norm", "add_rms_norm", "norm_and_rotary", "silu_and_mul", "write_kv"}
-    assert {"decode", "segmented"} <= set(trace.kinds)
+    assert {"decode", "segmented"} <= {name.partition("(")[0] for name in trace.buckets}
