@@ -2,6 +2,9 @@
 
 A padded step runs with NaN in the trash block, in the padded rows of q, k and v and of attention's
 output, and then again without padding. Real rows and the K/V that they wrote must agree.
+
+NaN comes to q, k and v from a buffer that is added to them, 0 elsewhere: captured graphs hold the
+addition, so that their padding is poisoned inside them as it is outside.
 """
 
 from __future__ import annotations
@@ -32,6 +35,11 @@ class Trace:
         self.written = [
             tensor.flatten(0, 1).index_select(0, slots) for layer in kv for tensor in layer
         ]
+
+
+def no_poison(max_tokens: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The buffer [Tmax, 1, 1] that is added to q, k and v, as it is between padded steps."""
+    return torch.zeros((max_tokens, 1, 1), dtype=dtype, device=device)
 
 
 def poison_trash(kv: Sequence[LayerKV]) -> None:

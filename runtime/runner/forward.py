@@ -41,10 +41,12 @@ class Forward:
     """A `graphs.Call`. What changes from step to step without a new capture is in attributes,
     which the parts between captured regions read when they run.
 
+    Args:
+        poison: of the padding canary: added to q, k and v, inside captured regions too; None
+            without it.
+
     Attributes:
         plan: the attention backend's.
-        poison_from: where padding tokens start, to be filled with NaN before attention; None
-            outside the padding canary.
     """
 
     def __init__(
@@ -55,12 +57,13 @@ class Forward:
         outputs: AttentionOutputs,
         batch: InputBatch,
         plan: Plan,
+        poison: Tensor | None = None,
     ) -> None:
         self._model, self._backend, self._kv, self._outputs = model, backend, kv, outputs
         self._input_ids, self._positions = batch.input_ids, batch.positions
         self._slot_mapping = batch.attention.slot_mapping
+        self._poison = poison
         self.plan = plan
-        self.poison_from: int | None = None
 
     def __call__(self, cut: Cut) -> Tensor:
         """[T, hidden]."""
@@ -72,9 +75,9 @@ class Forward:
         return self._model.forward(self._input_ids, self._positions, attend)
 
     def _write_and_attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
-        if self.poison_from is not None:
+        if self._poison is not None:
             for tensor in (q, k, v):
-                tensor[self.poison_from :] = float("nan")
+                tensor += self._poison[: len(tensor)]
         kv = self._kv[layer]
         write_kv(k, v, kv, self._slot_mapping)
         self._backend.attend(layer, q, kv, self._outputs.of(layer)[: len(q)], self.plan)

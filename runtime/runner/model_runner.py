@@ -73,7 +73,6 @@ class ModelRunner:
     ) -> None:
         scheduler, shapes = config.scheduler, loaded.attention_shapes
         self._model = loaded.model
-        self._padding_canary = config.engine.padding_canary
         self._support = examine_layers(backend, shapes, block_size, device)
         self.graphs = make_graphs(config, self._support, device, max_model_len, self._statics)
         dispatcher = self.graphs.dispatcher
@@ -86,6 +85,11 @@ class ModelRunner:
             self._buffers = InputBuffers(max_tokens, dispatcher.max_reqs_padded, max_blocks, device)
             self.sampler = make_sampler(loaded.spec.vocab_size, self.states.token_ids, device)
             self._outputs = AttentionOutputs(shapes, max_tokens, device)
+            self._poison = (
+                canary.no_poison(max_tokens, loaded.dtype, device)
+                if config.engine.padding_canary
+                else None
+            )
         with explain_out_of_memory("workspaces"):
             self.backend = backend(shapes, block_size, device)
         with explain_out_of_memory("KV pool"):
@@ -124,8 +128,8 @@ class ModelRunner:
         batch = InputBatch.build(so, self.states, self._buffers, key, self._sampled)
         launched = Launched(_shape_of(batch))
         self.sampler.prepare(batch.sample_rows, batch.sample_positions)
-        if self._padding_canary and batch.is_padded:
-            hidden, batch = self._run_with_canary(so, batch)
+        if self._poison is not None and batch.is_padded:
+            hidden, batch = self._run_with_canary(so, batch, self._poison)
         else:
             hidden = self._run(batch)
         launched.prompt_logprobs = self._prompt_logprobs(hidden, batch)
@@ -214,7 +218,7 @@ class ModelRunner:
                 kv.k.index_fill_(0, block_ids, 0)
                 kv.v.index_fill_(0, block_ids, 0)
 
-    def _run(self, batch: InputBatch, poison_from: int | None = None) -> Tensor:
+    def _run(self, batch: InputBatch) -> Tensor:
         """[T, hidden], valid until the next run."""
         forward = self._forwards.get(batch.key.graph)
         if forward is None and self.graphs.captures(batch.key):  # at its use
@@ -225,11 +229,10 @@ class ModelRunner:
             self.backend.refresh(forward.plan, batch.attention)
         else:
             forward.plan = self.backend.plan(batch.attention)
-        forward.poison_from = poison_from
         return self.graphs.run(batch.key, forward)
 
     def _forward(self, batch: InputBatch, plan: Plan) -> Forward:
-        return Forward(self._model, self.backend, self.kv, self._outputs, batch, plan)
+        return Forward(self._model, self.backend, self.kv, self._outputs, batch, plan, self._poison)
 
     def _sample(self, hidden: Tensor, batch: InputBatch) -> Samples:
         rows, positions = batch.sample_rows, batch.sample_positions
@@ -288,16 +291,22 @@ class ModelRunner:
             named |= {f"K of layer {layer}": kv.k, f"V of layer {layer}": kv.v}
         for shape, buffer in self._outputs.buffers.items():
             named[f"attention's output of {shape}"] = buffer
+        if self._poison is not None:
+            named["the canary's poison"] = self._poison
         return named
 
-    def _run_with_canary(self, so: SchedulerOutput, batch: InputBatch) -> tuple[Tensor, InputBatch]:
+    def _run_with_canary(
+        self, so: SchedulerOutput, batch: InputBatch, poison: Tensor
+    ) -> tuple[Tensor, InputBatch]:
         """Run padded and exact, compare, and go on with what the padded run gave."""
         num_tokens = batch.num_tokens
         slots = batch.attention.slot_mapping[:num_tokens].clone()
         for buffer in self._outputs.buffers.values():
             buffer[num_tokens:] = float("nan")
         canary.poison_trash(self.kv)
-        padded = canary.Trace(self._run(batch, num_tokens), self.kv, slots)
+        poison[num_tokens:] = float("nan")
+        padded = canary.Trace(self._run(batch), self.kv, slots)
+        poison.zero_()
         canary.clear_trash(self.kv)
         exact_key = GraphKey(Kind.EAGER, num_tokens, batch.num_reqs)
         exact_batch = InputBatch.build(so, self.states, self._buffers, exact_key, self._sampled)

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from attention_backends import NULL_BLOCK, TRASH_BLOCK
+from attention_backends import NULL_BLOCK, TRASH_BLOCK, torch_paged
 from runtime.errors import BackendError, StepError
+from runtime.runner import forward
 from tests.unit.attention_backends.reference import dense_attention
 from tests.unit.runner.helpers import RandomSchedule, new_row, step
 
@@ -172,6 +173,32 @@ class TestCanary:
 
         with pytest.raises(StepError, match=r"hidden states of segmented.*differ with padding"):
             self.spoiled(make_runner, spoil)
+
+    @pytest.mark.parametrize("mode", ["padded_eager", "emulated"])
+    @pytest.mark.parametrize("which", ["q", "k", "v"])
+    def test_reports_it_inside_a_captured_graph(self, mode, which, make_runner, monkeypatch):
+        """Attention and what leaks there are captured; the next to last request is padding."""
+        attend, write = torch_paged.Backend.attend, forward.write_kv
+        written = {}
+
+        def noting(k, v, kv, slots):
+            written.update(k=k, v=v)
+            write(k, v, kv, slots)
+
+        def leaking(backend, layer, q, kv, out, plan):
+            attend(backend, layer, q, kv, out, plan)
+            if len(q) == 4:
+                out[0] += {"q": q, **written}[which][-1, :1] * 0
+            written.clear()
+
+        monkeypatch.setattr(forward, "write_kv", noting)
+        monkeypatch.setattr(torch_paged.Backend, "attend", leaking)
+        runner = make_runner(graphs=MODES[mode], engine={"padding_canary": True})
+        rows = range(3)
+        new = [new_row(r, [3, 4, 5], block_ids=[2 + r]) for r in rows]
+        runner.execute(step([(r, 0, 3, True) for r in rows], new=new))
+        with pytest.raises(StepError, match=r"hidden states of decode\(4 .*differ with padding"):
+            runner.execute(step([(r, 3, 1, True) for r in rows]))
 
     @pytest.mark.parametrize("mode", ["padded_eager", "emulated"])
     def test_reports_a_read_of_the_trash_block(self, make_runner, mode):
