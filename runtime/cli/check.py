@@ -73,10 +73,13 @@ def _check_run(config: RunConfig) -> None:
     _print_backends("for this model", shapes, block_size, device)
     choice = choose_backends(config.attention, shapes, block_size, device)
     _check_graphs(config, choice.support, device)
-    num_blocks = size_kv_pool(config, spec, choice.block_size, device)
+    _check_weights(spec, device)
+    weights = spec.weight_bytes
+    num_blocks = size_kv_pool(config, spec, choice.block_size, device, weights_to_come=weights)
     length = resolve_max_model_len(config, spec, num_blocks, choice.block_size)
-    _section("KV pool", _pool_facts(spec, choice.block_size, num_blocks, length))
-    _check_memory(spec, choice.block_size, num_blocks, device)
+    facts = _pool_facts(spec, choice.block_size, num_blocks, length)
+    bound = " (at most: what runs beside it is measured at the start)"
+    _section(f"KV pool{bound if device.type == 'cuda' else ''}", facts)
 
 
 def _check_graphs(config: RunConfig, support: Support, device: torch.device) -> None:
@@ -98,23 +101,22 @@ def _check_graphs(config: RunConfig, support: Support, device: torch.device) -> 
     _section("graph modes", chosen)
 
 
-def _check_memory(spec: ModelSpec, block_size: int, num_blocks: int, device: torch.device) -> None:
-    """The weights and the pool together must fit in what is free now.
+def _check_weights(spec: ModelSpec, device: torch.device) -> None:
+    """They must fit in what is free now.
 
     Raises:
-        ConfigError: they do not.
+        ModelError: they do not.
     """
-    from attention_backends import NUM_RESERVED_BLOCKS
     from runtime.config import format_memory
-    from runtime.errors import ConfigError
+    from runtime.errors import ModelError
     from runtime.runner import free_memory_bytes
 
-    pool = (num_blocks + NUM_RESERVED_BLOCKS) * block_size * spec.kv_bytes_per_token
     free = free_memory_bytes(device)
-    if spec.weight_bytes + pool > free:
-        raise ConfigError(
-            f"cache.memory: the weights need {format_memory(spec.weight_bytes)} and the KV pool "
-            f"{format_memory(pool)}, but {format_memory(free)} are free on {device}"
+    if spec.weight_bytes > free:
+        raise ModelError(
+            f"the weights take {format_memory(spec.weight_bytes)}, and {format_memory(free)} are "
+            f"free on {device}: set model.dtype to bfloat16 or float16 or model.quantization to "
+            "int8, or take a smaller model"
         )
 
 

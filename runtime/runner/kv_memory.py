@@ -23,9 +23,7 @@ CPU_SHARE = 0.5
 """Of the free memory: activations, and whatever else runs on the machine, need the rest."""
 CPU_MOST_BYTES = 4 << 30
 """Of a pool under `cache.memory: auto`: the machine is not this process's alone."""
-CUDA_SHARE = 0.85
-"""Of the free memory, where nothing has been measured."""
-MEASURED_SHARE = 0.95
+CUDA_SHARE = 0.95
 """Of the free memory, for the pool and what was measured beside it: allocators lose a part."""
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 
@@ -51,35 +49,40 @@ def size_kv_pool(
     block_size: int,
     device: torch.device,
     footprint: Footprint | None = None,
+    *,
+    weights_to_come: int = 0,
 ) -> int:
-    """Usable blocks of the pool, the reserved ones excluded; call it once the weights are loaded.
+    """Usable blocks of the pool, the reserved ones excluded.
 
     `cache.num_blocks`, else `cache.memory`; auto takes a share of the free memory, no more than
     `scheduler.max_num_seqs` requests of the longest length can use, and on the CPU no more than
     CPU_MOST_BYTES, save that a request of an explicit `model.max_model_len` may need more.
 
     Args:
-        footprint: what the other parts will take, where it was measured.
+        footprint: what the other parts will take, where it was measured. On a GPU, where it was
+            not, the answer is the most that there can be.
+        weights_to_come: bytes of the weights, where they are not loaded yet.
 
     Raises:
         ConfigError: not one block fits, or more was asked for than is free.
     """
-    room = _room(footprint, device)
+    room = _room(footprint, device, weights_to_come)
     num_blocks = _num_blocks(config, spec, block_size, room)
     block_bytes = block_size * spec.kv_bytes_per_token
     _log_parts(num_blocks, block_size, block_bytes, footprint)
     return num_blocks
 
 
-def _room(footprint: Footprint | None, device: torch.device) -> _Room:
+def _room(footprint: Footprint | None, device: torch.device, weights_to_come: int) -> _Room:
     if footprint is None:
-        free = free_memory_bytes(device)
+        free = max(0, free_memory_bytes(device) - weights_to_come)
+        parts = f" beside weights of {format_memory(weights_to_come)}" if weights_to_come else ""
         if device.type == "cuda":
-            return _Room(free, CUDA_SHARE, free, 0, "")
-        return _Room(free, CPU_SHARE, CPU_MOST_BYTES, 0, "")
+            return _Room(free, CUDA_SHARE, free, 0, parts)
+        return _Room(free, CPU_SHARE, CPU_MOST_BYTES, 0, parts)
     return _Room(
         footprint.free,
-        MEASURED_SHARE,
+        CUDA_SHARE,
         footprint.free,
         footprint.beside_pool,
         _parts_of(footprint),

@@ -2,9 +2,15 @@
 
 import json
 import re
+import re
 
 import pytest
+import torch
 
+import attention_backends
+from attention_backends import Support, torch_paged
+from runtime import build, runner
+from runtime.runner import kv_memory
 from tests.builders import make_gguf, make_hf_folder, write_config
 from tests.unit.text.vocabularies import byte_level_backend, save_folder
 
@@ -21,6 +27,9 @@ CONFIG = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": True,
 }
+WEIGHT_BYTES = 4 * (320 * 64 + 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64))
+KV_BYTES = 4 * 2 * 2 * 2 * 16
+"""of a token"""
 
 
 @pytest.fixture
@@ -45,11 +54,9 @@ def test_ready(check, tmp_path):
         ".gguf file that holds a tokenizer\n"
     )
     assert out.endswith("verdict: ready\n")
-    weights = 4 * (320 * 64 + 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64))
-    kv = 4 * 2 * 2 * 2 * 16
-    assert f"{weights:,} bytes" in out
-    assert f"{kv:,} bytes per token" in out
-    assert f"{(20 + 2) * 16 * kv:,} bytes" in out
+    assert f"{WEIGHT_BYTES:,} bytes" in out
+    assert f"{KV_BYTES:,} bytes per token" in out
+    assert f"{(20 + 2) * 16 * KV_BYTES:,} bytes" in out
     assert "20 usable of 16 tokens" in out
     assert "128 tokens" in out
     assert "LlamaForCausalLM, float32" in out
@@ -97,6 +104,53 @@ def test_the_reason_why_not(check, sets, status, message):
     assert verdict.startswith("verdict: cannot run: ")
     assert message in verdict
     assert found == status
+
+
+class TestWeights:
+    """None is loaded, and the pool gets what they will leave."""
+
+    @pytest.fixture
+    def free(self, monkeypatch):
+        def free(num_bytes):
+            monkeypatch.setattr(kv_memory, "free_memory_bytes", lambda device: num_bytes)
+
+        return free
+
+    @pytest.fixture
+    def on_a_gpu(self, monkeypatch):
+        """One that is seen, but on which nothing is done."""
+        monkeypatch.setattr(build, "choose_device", lambda wanted: torch.device("cuda", 0))
+        choice = attention_backends.Choice(torch_paged.Backend, Support(True), 16, {})
+        monkeypatch.setattr(runner, "choose_backends", lambda *args: choice)
+
+    def pool(self, out):
+        [line] = [line for line in out.splitlines() if line.strip().startswith("blocks ")]
+        return int(line.split()[1])
+
+    def test_they_are_taken_off(self, check, free):
+        block = 16 * KV_BYTES
+        free(WEIGHT_BYTES + 2 * 10 * block)
+        status, out, _ = check("cache.block_size=16", "model.max_model_len=32")
+        assert status == 0
+        assert self.pool(out) == 10 - 2
+
+    def test_they_alone_are_too_much(self, check, free):
+        free(1000)
+        status, out, _ = check()
+        assert status == 3
+        assert re.search(
+            r"verdict: cannot run: the weights take .* and 1000 B are free on cpu", out
+        )
+        assert "model.quantization" in out
+
+    @pytest.mark.usefixtures("on_a_gpu")
+    def test_on_a_gpu_the_answer_is_a_bound(self, check, free):
+        block = 16 * KV_BYTES
+        free(WEIGHT_BYTES + 100 * block)
+        status, out, _ = check("cache.block_size=16", "model.max_model_len=32")
+        assert status == 0
+        assert "KV pool (at most: what runs beside it is measured at the start)\n" in out
+        assert self.pool(out) == 95 - 2
 
 
 class TestFiles:

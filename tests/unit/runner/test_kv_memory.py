@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from runtime.config import RuntimeConfig
 from runtime.errors import ConfigError
@@ -12,14 +13,17 @@ BLOCK_BYTES = 4 * 2 * 2 * 8 * 4 * 2  # tokens, K and V, heads, dim, bytes, layer
 
 @pytest.fixture
 def size(tiny_path, monkeypatch):
-    def size(free=10**9, max_model_len="auto", max_num_seqs=4, **cache):
+    def size(
+        free=10**9, max_model_len="auto", max_num_seqs=4, weights_to_come=0, device=CPU, **cache
+    ):
         monkeypatch.setattr(kv_memory, "free_memory_bytes", lambda device: free)
         config = RuntimeConfig(
             model={"path": tiny_path, "format": "dummy", "max_model_len": max_model_len},
             scheduler={"max_num_seqs": max_num_seqs},
             cache=cache,
         )
-        return size_kv_pool(config, read_spec(config.model), 4, CPU)
+        spec = read_spec(config.model)
+        return size_kv_pool(config, spec, 4, device, weights_to_come=weights_to_come)
 
     return size
 
@@ -65,6 +69,27 @@ def test_auto_leaves_most_of_a_large_machine_alone(size, monkeypatch):
 def test_less_than_a_block_is_an_error_that_names_the_need(size, cache, free):
     with pytest.raises(ConfigError, match=rf"cache\.memory: .*at least {3 * BLOCK_BYTES} bytes"):
         size(free=free, **cache)
+
+
+@pytest.mark.parametrize("device", [CPU, torch.device("cuda", 0)], ids=str)
+def test_weights_that_are_not_loaded_yet_are_taken_off(size, device):
+    loaded = size(free=50 * BLOCK_BYTES, device=device)
+    assert size(free=57 * BLOCK_BYTES, weights_to_come=7 * BLOCK_BYTES, device=device) == loaded
+    given = {"weights_to_come": 7 * BLOCK_BYTES, "device": device}
+    assert size(free=27 * BLOCK_BYTES, num_blocks=18, **given) == 18
+    message = r"20\.0 KiB are free here beside weights of 7\.0 KiB"
+    for cache in ({"num_blocks": 19}, {"memory": 21 * BLOCK_BYTES}):
+        with pytest.raises(ConfigError, match=message):
+            size(free=27 * BLOCK_BYTES, **given, **cache)
+    with pytest.raises(
+        ConfigError, match=r"cache\.memory: a share of the 0 B that are free beside"
+    ):
+        size(free=6 * BLOCK_BYTES, **given)
+
+
+def test_a_gpu_where_nothing_was_measured_gives_the_most_that_there_can_be(size):
+    cuda = torch.device("cuda", 0)
+    assert size(free=100 * BLOCK_BYTES, max_num_seqs=100, device=cuda) == 95 - 2
 
 
 @pytest.mark.parametrize("cache", [{"memory": 1000 * BLOCK_BYTES}, {"num_blocks": 1000}])
