@@ -180,3 +180,19 @@ def test_either_conversion_serves_where_none_can_be_written(
     other = config_of(tiny, dtype="float32")
     with pytest.raises(ConfigError, match="full"):
         check_files(other, read_spec(other))
+
+
+def test_a_cache_that_cannot_be_written_serves_either_conversion(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The widened one is there, as a GPU wants it; where it will run is not known yet."""
+
+    def refuse(place: Path, *, needed_bytes: int) -> None:
+        raise ConfigError("cannot be written")
+
+    monkeypatch.setattr("runtime.models._gguf_convert.check_writable", refuse)
+    config = config_of(tiny)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        check_files(config, read_spec(config))
+    load(tiny, quantization="none")
+    check_files(config, read_spec(config))
