@@ -99,7 +99,7 @@ def whole(device: torch.device) -> Scale:
         device=device,
         speed_config=QWEN3_8B,
         exact_config=TINY,
-        exact_dtypes=("float32", "bfloat16"),
+        exact_dtypes=("bfloat16", "float32"),
         exact_lengths=(*SHORT, (1500, 12), (4300, 9)),
         exact_context=4608,
         exact_rows=256,
