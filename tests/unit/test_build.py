@@ -6,9 +6,10 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
-from runtime import RuntimeConfig, build
-from runtime.errors import BackendError, ModelError
+from runtime import Runtime, RuntimeConfig, build
+from runtime.errors import BackendError, ConfigError, ModelError
 from tests.builders import write_config
 
 
@@ -50,3 +51,24 @@ def test_a_bad_tokenizer_is_told_before_a_bad_backend(
     monkeypatch.setattr(build, "load_tokenizer", load_tokenizer)
     with pytest.raises(ModelError, match="no tokenizer"):
         build.build_engine(wrong)
+
+
+@pytest.mark.parametrize(
+    ("version", "reason"), [(None, "this torch is a CPU build"), ("13.0", "no device was found")]
+)
+def test_cuda_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, reason: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", version)
+    message = f"engine.device: cuda was asked for, but {reason}; allowed here: auto, cpu"
+    with pytest.raises(ConfigError, match=message):
+        Runtime(config(tmp_path, engine={"device": "cuda"}))
+    for wanted in ("auto", "cpu"):
+        assert build.choose_device(wanted).type == "cpu"
+
+
+def test_cuda_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    chosen = {wanted: build.choose_device(wanted).type for wanted in ("auto", "cpu", "cuda")}
+    assert chosen == {"auto": "cuda", "cpu": "cpu", "cuda": "cuda"}

@@ -2,7 +2,6 @@
 
 import json
 import re
-import re
 
 import pytest
 import torch
@@ -104,6 +103,19 @@ def test_the_reason_why_not(check, sets, status, message):
     assert verdict.startswith("verdict: cannot run: ")
     assert message in verdict
     assert found == status
+
+
+@pytest.mark.parametrize("command", ["check", "generate"])
+def test_cuda_where_there_is_none(call, tmp_path, monkeypatch, command):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    argv = ["--model", tmp_path, "--set", "model.format=dummy", "--set", "engine.device=cuda"]
+    status, out, err = call(command, *argv, *(["--prompt", "x"] if command == "generate" else []))
+    assert status == 2
+    said = out if command == "check" else err
+    assert "engine.device: cuda was asked for, but " in said
+    assert said.endswith("; allowed here: auto, cpu\n")
+    assert "Traceback" not in err
 
 
 class TestWeights:
