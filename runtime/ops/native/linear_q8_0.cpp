@@ -17,22 +17,7 @@ struct Prepared {
   const float* scales;  // [rows], of fixed point
 };
 
-// All rows by this thread's panels; the first group of a panel reads it from memory.
-template <template <int> class Pass, int kMost, typename Element>
-void walk_panels(const LinearArgs* a, const Prepared<Element>& x, int64_t row_bytes, Team* team) {
-  int64_t begin, end;
-  team_range(team, panels_of(a), 1, &begin, &end);
-  const int64_t groups = kChunkBytes / row_bytes / kMost;
-  const int64_t chunk = (groups > 1 ? groups : 1) * kMost;
-  for (int64_t first = 0; first < a->rows; first += chunk) {
-    const int64_t last = first + chunk < a->rows ? first + chunk : a->rows;
-    for (int64_t panel = begin; panel < end; panel++)
-      for (int64_t row = first; row < last; row += kMost) {
-        const int64_t count = last - row < kMost ? last - row : kMost;
-        pass_of<Pass, kMost>(count, a, x, row, panel, row == first);
-      }
-  }
-}
+inline int64_t panel_bytes(const LinearArgs* a) { return a->n_in / kBlockInputs * kBlockBytes; }
 
 #if defined(__AVX512VNNI__)
 
@@ -44,12 +29,12 @@ constexpr float kLargest = 32639;
 template <int M>
 struct Q8Pass {
   static void run(const LinearArgs* a, const Prepared<uint32_t>& x, int64_t row, int64_t panel,
-                  bool is_first) {
+                  Turn turn) {
     vf totals[M][2];
-    if (is_first)
-      multiply<true>(a, x.rows, row, panel, totals);
+    if (turn.count == 1)
+      multiply<true>(a, x.rows, row, panel, turn, totals);
     else
-      multiply<false>(a, x.rows, row, panel, totals);
+      multiply<false>(a, x.rows, row, panel, turn, totals);
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
       const vf scale = splat(x.scales[row + m]);
@@ -57,8 +42,8 @@ struct Q8Pass {
     }
   }
 
-  template <bool kPrefetch>
-  static void multiply(const LinearArgs* a, const uint32_t* words, int64_t row, int64_t panel,
+  template <bool kIsAlone>
+  static void multiply(const LinearArgs* a, const uint32_t* words, int64_t row, int64_t panel, Turn turn,
                        vf (&totals)[M][2]) {
     const int64_t blocks = a->n_in / kBlockInputs, stride = Groups(a->rows, kMostRows).stride;
     const char* line = static_cast<const char*>(a->weights) + panel * blocks * kBlockBytes;
@@ -74,10 +59,7 @@ struct Q8Pass {
       }
 #pragma GCC unroll 2
       for (int64_t group = 0; group < kBlockInputs / 4; group++, line += kPanel * 4) {
-        if (kPrefetch) {
-          __builtin_prefetch(line + kAhead);
-          __builtin_prefetch(line + kAhead + 64);
-        }
+        prefetch<kIsAlone>(&turn);
         const __m512i left = _mm512_loadu_si512(line), right = _mm512_loadu_si512(line + 64);
 #pragma GCC unroll 8
         for (int m = 0; m < M; m++) {
@@ -90,7 +72,10 @@ struct Q8Pass {
         }
         words += 2 * stride;
       }
-      if (kPrefetch) __builtin_prefetch(line + kAhead);
+      if constexpr (kIsAlone) {
+        __builtin_prefetch(turn.ahead);
+        turn.ahead += 2 * kPanel;
+      }
 #pragma GCC unroll 2
       for (int half = 0; half < 2; half++) {
         const vf scale = load_half(line + half * kPanel);
@@ -146,20 +131,21 @@ void to_fixed(const LinearArgs* a, uint32_t* to, float* scales, int64_t begin, i
   }
 }
 
-// Every thread prepares a few rows for itself, else all share; scales lie behind all rows.
 void prepare_and_walk(const LinearArgs* a, Team* team) {
   const bool is_private = a->rows <= kPrivateRows;
+  // Scales lie behind all rows, a set for each thread where rows are private.
   const int64_t padded = (a->rows + kMostRows - 1) / kMostRows * kMostRows;
-  const int64_t sets = is_private ? team->num_threads : 1, set = is_private ? team->thread : 0;
-  const int64_t row_words = a->n_in / kBlockInputs * kBlockWords;
-  uint32_t* words = static_cast<uint32_t*>(a->scratch);
-  float* scales = reinterpret_cast<float*>(words + sets * padded * row_words) + set * a->rows;
-  words += set * padded * row_words;
-  int64_t begin = 0, end = a->rows;
-  if (!is_private) team_range(team, a->rows, kMostRows, &begin, &end);
-  to_fixed(a, words, scales, begin, end);
-  if (!is_private) team_barrier(team);
-  walk_panels<Q8Pass, kMostRows>(a, Prepared<uint32_t>{words, scales}, row_words * 4, team);
+  const int64_t sets = is_private ? team->num_threads : 1;
+  const int64_t row_bytes = a->n_in / kBlockInputs * kBlockWords * 4;
+  char* scratch = static_cast<char*>(a->scratch);
+  float* scales = reinterpret_cast<float*>(scratch + sets * padded * row_bytes);
+  if (is_private) scales += team->thread * a->rows;
+  const char* rows = prepare(a, scratch, kMostRows, row_bytes, team,
+                             [&](char* to, int64_t begin, int64_t end) {
+                               to_fixed(a, reinterpret_cast<uint32_t*>(to), scales, begin, end);
+                             });
+  const Prepared<uint32_t> prepared = {reinterpret_cast<const uint32_t*>(rows), scales};
+  walk<Q8Pass, kMostRows>(a, prepared, row_bytes, panel_bytes(a), team);
 }
 
 #else
@@ -169,7 +155,7 @@ constexpr int kMostRows = kFloatRows;
 template <int M>
 struct Q8Pass {
   static void run(const LinearArgs* a, const Prepared<float>& prepared, int64_t row, int64_t panel,
-                  bool) {
+                  Turn) {
     const int64_t blocks = a->n_in / kBlockInputs, stride = Groups(a->rows, kMostRows).stride;
     for (int part = 0; part < kParts; part++) {
       const float* x = prepared.rows + row * a->n_in;
@@ -202,18 +188,14 @@ struct Q8Pass {
   }
 };
 
-// Every thread widens a few rows for itself, else all share.
 void prepare_and_walk(const LinearArgs* a, Team* team) {
-  const bool is_private = a->rows <= kPrivateRows;
-  const int64_t padded = (a->rows + kMostRows - 1) / kMostRows * kMostRows;
-  const int64_t set_rows = a->rows < kMostRows ? a->rows : padded;
-  float* rows = static_cast<float*>(a->scratch);
-  int64_t begin = 0, end = a->rows;
-  if (is_private) rows += team->thread * set_rows * a->n_in;
-  else team_range(team, a->rows, kMostRows, &begin, &end);
-  widen(a, rows, begin, end);
-  if (!is_private) team_barrier(team);
-  walk_panels<Q8Pass, kMostRows>(a, Prepared<float>{rows, nullptr}, a->n_in * 4, team);
+  const int64_t row_bytes = a->n_in * sizeof(float);
+  const char* rows = prepare(a, static_cast<char*>(a->scratch), kMostRows, row_bytes, team,
+                             [&](char* to, int64_t begin, int64_t end) {
+                               widen(a, reinterpret_cast<float*>(to), begin, end);
+                             });
+  const Prepared<float> prepared = {reinterpret_cast<const float*>(rows), nullptr};
+  walk<Q8Pass, kMostRows>(a, prepared, row_bytes, panel_bytes(a), team);
 }
 
 #endif
