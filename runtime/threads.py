@@ -6,6 +6,7 @@ engines of the process share both, so each step takes what its engine was given.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -83,7 +84,8 @@ class StepThreads:
         alive = _threads_of_process()
         for worker, before in self._bound.items():
             if worker in alive:
-                os.sched_setaffinity(worker, before)
+                with contextlib.suppress(ProcessLookupError):  # its pool is being left just now
+                    os.sched_setaffinity(worker, before)
         self._bound.clear()
         self._workers.clear()
 

@@ -252,6 +252,22 @@ def test_another_calling_thread_has_a_pool_of_its_own_that_is_bound_too() -> Non
     assert [os.sched_getaffinity(worker) for worker in first] == [mine]
 
 
+@needs_pool
+def test_a_worker_that_ends_while_it_is_let_go_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = StepThreads(2, (min(os.sched_getaffinity(0)),) * 2)
+    with context:
+        pass
+
+    def gone(*_: object) -> None:
+        raise ProcessLookupError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "sched_setaffinity", gone)
+        context.close()
+    for worker in workers_of_pool(2):
+        os.sched_setaffinity(worker, os.sched_getaffinity(0))
+
+
 def test_cores_as_people_write_them() -> None:
     assert format_cores([3, 0, 1, 2, 8]) == "0-3,8"
     assert format_cores([]) == ""
