@@ -86,9 +86,17 @@ def eager_tokens(path, backend):
         return run(runtime)
 
 
+def captured_kinds_of(mode):
+    """Of its decode steps, and of its mixed ones."""
+    return {
+        "emulated": ("decode", "segmented"),
+        "emulated_ragged": ("ragged", "ragged"),
+    }.get(mode)
+
+
 def captured_kinds(modes):
-    kinds = {"emulated": ("decode", "segmented"), "emulated_ragged": ("ragged", "ragged")}
-    return {kinds[mode][case] for case, mode in enumerate(modes[1:]) if mode in kinds}
+    of_cases = enumerate(map(captured_kinds_of, modes[1:]))
+    return {kinds[case] for case, kinds in of_cases if kinds}
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -296,29 +304,59 @@ def test_a_mode_that_cannot_serve_is_refused(tiny, key, value, message):
 # -- the real model, and Triton -------------------------------------------------------------------
 
 
+REAL_LARGEST = 24
+REAL = {
+    "model.dtype": "float32",
+    "model.max_model_len": 120,
+    "scheduler.max_num_batched_tokens": REAL_LARGEST,
+    "scheduler.max_num_seqs": REAL_LARGEST,
+    "cache.num_blocks": 52,
+    "engine.overlap": True,
+}
+
+
+@functools.cache
+def run_the_real_model(mode):
+    """(tokens, stats, key of each step by what was dispatched) of a load with mixed batches,
+    preemption and cache hits, of a step of each number of tokens, and of one of each number of
+    requests."""
+    steps = {}
+    with make_runtime(SMOLLM2, "cpu_native", mode, mode, REAL) as runtime:
+        graphs = runtime.engine.runner.graphs
+        dispatch = graphs.dispatch
+
+        def noting(num_tokens, num_reqs, max_query_len, max_seq_len):
+            key = dispatch(num_tokens, num_reqs, max_query_len, max_seq_len)
+            steps["mixed" if max_query_len > 1 else "decode", num_tokens] = key.kind.value
+            return key
+
+        graphs.dispatch = noting
+        prompts = [*TEXTS[:7], TEXTS[0]]
+        results = runtime.generate(prompts, {**GREEDY, "max_tokens": 12})
+        for n in range(2, REAL_LARGEST + 1):
+            results += runtime.generate([[5 + n] * n], {**GREEDY, "max_tokens": 2})
+        # one request fewer in each step
+        lengths = range(1, REAL_LARGEST + 1)
+        params = [{**GREEDY, "max_tokens": length} for length in lengths]
+        results += runtime.generate([[100 + length] for length in lengths], params)
+        return [r.token_ids for r in results], runtime.stats(), steps
+
+
 @pytest.mark.slow
-def test_the_real_model():
-    changes = {
-        "model.dtype": "float32",
-        "model.max_model_len": 120,
-        "scheduler.max_num_batched_tokens": 32,
-        "scheduler.max_num_seqs": 6,
-        "cache.num_blocks": 36,
-        "graphs.sizes": [1, 2, 4, 16],
-        "engine.overlap": True,
-    }
-    prompts = [*TEXTS[:7], TEXTS[0]]
-    params = {**GREEDY, "max_tokens": 12}
-    found = {}
-    for mode in ("eager", "emulated"):
-        with make_runtime(SMOLLM2, "cpu_native", mode, mode, changes) as runtime:
-            found[mode] = [r.token_ids for r in runtime.generate(prompts, params)]
-            stats = runtime.stats()
-    assert found["eager"] == found["emulated"]
+@pytest.mark.parametrize("mode", ["emulated", "emulated_ragged"])
+def test_the_real_model(mode):
+    expected, _, exact = run_the_real_model("eager")
+    tokens, stats, steps = run_the_real_model(mode)
+    assert tokens == expected
     assert stats.preemptions > 0
-    assert stats.cached_tokens > 0
+    assert stats.cached_tokens > 100
     assert stats.mixed_steps > 0
-    assert sum(stats.graphs.bucket_steps.values()) > 0.8 * stats.steps
+    decode, mixed = captured_kinds_of(mode)
+    wanted = {("mixed", n): mixed for n in range(2, REAL_LARGEST + 1)}
+    wanted |= {("decode", n): decode for n in range(1, REAL_LARGEST + 1)}
+    assert steps == wanted
+    assert set(exact) == set(wanted)
+    assert set(exact.values()) == {"eager"}
 
 
 def triton_cases(path):
