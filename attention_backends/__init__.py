@@ -12,7 +12,7 @@ from attention_backends._choose import (
     examine_all,
     examine_layers,
 )
-from attention_backends._host_memory import HUGE_PAGE_BYTES, lazy_zeros
+from attention_backends._host_memory import lazy_zeros
 from attention_backends._interface import (
     NULL_BLOCK,
     NUM_RESERVED_BLOCKS,
@@ -42,7 +42,6 @@ from attention_backends._out_of_memory import is_out_of_memory
 from attention_backends._pair import choose_pair
 
 __all__ = [
-    "HUGE_PAGE_BYTES",
     "NULL_BLOCK",
     "NUM_RESERVED_BLOCKS",
     "TRASH_BLOCK",

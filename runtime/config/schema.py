@@ -78,8 +78,8 @@ class ModelConfig(Section):
     quantization: Literal["auto", "none", "int8", "q8_0"] = Field(
         "auto",
         description="auto: what a GGUF file has in Q8_0 stays so where native kernels read it; "
-        "q8_0: everywhere; none: nowhere; int8: all weights cut to 8 bits at load, a scale for "
-        "each output",
+        "q8_0: everywhere; none: nowhere; int8: projections and a tied embedding cut to 8 bits at "
+        "load, a scale for each output",
     )
     max_model_len: Annotated[int, Field(ge=2)] | Auto = Field(
         "auto",

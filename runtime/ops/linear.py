@@ -12,10 +12,10 @@ from runtime.ops.native import native_ops
 from runtime.ops.weights import (
     INPUT_MULTIPLE,
     MOST_INT8_INPUTS,
+    Int8Weight,
     PackedWeight,
     PlainWeight,
     Q8Weight,
-    QuantizedWeight,
     Weight,
     packed_type,
     panels_shape,
@@ -76,17 +76,20 @@ def pack(layers: Sequence[Linear], *, int8: bool) -> None:
     Args:
         layers: each once, in the order of a step.
     """
-    weights = {id(layer): _packable(layer.form) for layer in layers}
-    fits = [layer for layer in layers if weights[id(layer)] is not None]
-    kernels = native_ops() if fits else None
-    sizes = [_packed_bytes(layer, int8) for layer in fits] if kernels else []
-    memory = WeightMemory(sum(sizes))
-    for layer in layers:
-        weight = weights.pop(id(layer))
+    weights = [_packable(layer.form) for layer in layers]
+    kernels = native_ops() if any(weight is not None for weight in weights) else None
+    sizes = [
+        _packed_bytes(weight, layer.is_gated, int8)
+        for layer, weight in zip(layers, weights, strict=True)
+        if weight is not None
+    ]
+    memory = WeightMemory(sum(sizes) if kernels else 0)
+    for place, layer in enumerate(layers):
+        weight, weights[place] = weights[place], None
         if kernels is not None and weight is not None:
             layer.form = PackedWeight(kernels, weight, memory, is_gated=layer.is_gated, int8=int8)
         elif int8:
-            layer.form = QuantizedWeight(layer.form.plain())
+            layer.form = Int8Weight(layer.form.plain())
 
 
 def kernel_problem(device: torch.device, dtype: torch.dtype) -> str:
@@ -113,9 +116,8 @@ def _packable(form: Weight) -> Tensor | Q8Weight | None:
     return matrix if fits else None
 
 
-def _packed_bytes(layer: Linear, int8: bool) -> int:
-    form = layer.form
-    matrix = form.integers if isinstance(form, Q8Weight) else form.plain()
-    dtype = packed_type(form if isinstance(form, Q8Weight) else matrix, int8=int8)
-    shape = panels_shape((matrix.shape[0], matrix.shape[1]), dtype, layer.is_gated)
+def _packed_bytes(weight: Tensor | Q8Weight, is_gated: bool, int8: bool) -> int:
+    matrix = weight.integers if isinstance(weight, Q8Weight) else weight
+    dtype = packed_type(weight, int8=int8)
+    shape = panels_shape((matrix.shape[0], matrix.shape[1]), dtype, is_gated)
     return WeightMemory.size_of(shape, dtype)

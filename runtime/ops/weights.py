@@ -11,17 +11,16 @@ from torch.nn import functional
 from runtime.ops.dispatch import embedding, run_native, silu_and_mul
 from runtime.ops.memory import WeightMemory
 from runtime.ops.native import NativeOps
-from runtime.ops.native.linear import Panels
+from runtime.ops.native.linear import PANEL, Panels
 
-PANEL = 32
-"""Outputs of a panel, see native/packing.h."""
 HALF_PANEL = PANEL // 2
 INPUT_MULTIPLE = 32
 """Inputs that packed weights come in: one tile."""
 MOST_INT8_INPUTS = 65536
 """Above, the integer sums of the 8-bit kernel could overflow."""
 BLOCK_INPUTS = 32
-"""Inputs of an output that share a scale in Q8_0."""
+"""Inputs of an output that share a scale in Q8_0; `models/_weight_map.py` has it too, which imports
+no torch."""
 PACKED_BLOCK_BYTES = PANEL * (BLOCK_INPUTS + 2)
 """Of a panel's outputs: an integer for each input, and a float16 scale."""
 LIBRARY_ROWS = 256
@@ -114,7 +113,7 @@ class EightBitWeight:
         return blocks.flatten(1).to(self.dtype)
 
 
-class QuantizedWeight(EightBitWeight):
+class Int8Weight(EightBitWeight):
     """Cut to 8 bits here: symmetric, one scale an output, the largest integer being 127."""
 
     __slots__ = ()

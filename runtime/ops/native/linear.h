@@ -15,7 +15,7 @@ struct LinearArgs {
   const int32_t* sums;  // int8: [panels * 32], of each output's weights
   const Bf16* bias;     // null: none
   Bf16* out;            // [rows, n_out]
-  void* scratch;        // see scratch_bytes in _linear.py
+  void* scratch;        // see _scratch_floats in linear.py
   int64_t rows, n_in, n_out, x_stride;
   int32_t is_gated;  // a panel holds 16 gates and their 16 ups; out is silu(gate) * up
 };

@@ -12,13 +12,13 @@ from attention_backends import NativeLibrary, launch
 from runtime.ops.native.rows import RowKernels
 
 _P, _I64, _I32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+PANEL = 32
+"""Outputs of a panel, packing.h's kPanel."""
 PRIVATE_ROWS = 16
 """linear.h's kPrivateRows: up to here every thread prepares all rows for itself."""
 SMALLEST_GROUP = 4
 LARGEST_GROUP = 12
 """Rows are prepared in groups of one of these sizes or between; above one, the last is whole."""
-_PANEL = 32
-"""packing.h's kPanel: where there are several groups, each thread keeps a panel as floats."""
 TILE_SCRATCH_ROWS = 8
 """A thread's share of scratch, in float rows, that the tile path needs (16 rows of bfloat16)."""
 
@@ -138,7 +138,7 @@ def _address(tensor: Tensor | None) -> int | None:
 
 def _scratch_floats(rows: int, n_in: int) -> int:
     num_threads = torch.get_num_threads()
-    panels = num_threads * _PANEL if rows > SMALLEST_GROUP else 0
+    panels = num_threads * PANEL if rows > SMALLEST_GROUP else 0  # one kept as floats by each
     prepared = rows if rows <= SMALLEST_GROUP else rows + LARGEST_GROUP - 1
     if rows <= PRIVATE_ROWS:
         prepared *= num_threads

@@ -3,29 +3,20 @@
 // With VNNI a row of x becomes 16-bit fixed point (its largest element is 32767), cut into two bytes,
 // so that two byte dot products give the exact integer sum: the error is that of rounding x to 1/32767
 // of the row's largest, and no rounding inside. Elsewhere weights are widened to float.
-#include <math.h>
-
 #include "linear.h"
 
 #if defined(__AVX512VNNI__)
-#include <immintrin.h>
+#include "fixed_point.h"
 #endif
 
 namespace {
 
 #if defined(__AVX512VNNI__)
 
-constexpr int kMostRows = 4;  // 4 vectors of sums a row
-
-struct FixedRows {
-  const uint32_t* bytes;  // in groups; of 4 inputs the high bytes (128 more than signed), the low ones
-  const float* scales;    // [rows]
-};
-
+// Of 4 inputs, the high bytes of a group's rows (128 more than signed) and the low ones, in turns.
 template <int M>
 struct Int8Pass {
-  static void run(const LinearArgs* a, const FixedRows& x, int64_t row, int64_t panel,
-                  Turn turn) {
+  static void run(const LinearArgs* a, const FixedRows& x, int64_t row, int64_t panel, Turn turn) {
     __m512i sums[M][2][2];  // [row][half of the panel][byte of x]
     if (turn.count == 1)
       multiply<true>(a, x, row, panel, turn, sums);
@@ -48,9 +39,9 @@ struct Int8Pass {
   template <bool kIsAlone>
   static void multiply(const LinearArgs* a, const FixedRows& x, int64_t row, int64_t panel, Turn turn,
                        __m512i (&sums)[M][2][2]) {
-    const int64_t n_in = a->n_in, stride = Groups(a->rows, kMostRows).stride;
+    const int64_t n_in = a->n_in, stride = Groups(a->rows, kFixedRows).stride;
     const char* line = static_cast<const char*>(a->weights) + panel * n_in * kPanel;
-    const uint32_t* bytes = x.bytes + row * n_in / 2;
+    const uint32_t* bytes = x.words + row * n_in / 2;
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++)
       for (int i = 0; i < 4; i++) sums[m][i / 2][i % 2] = _mm512_setzero_si512();
@@ -70,34 +61,18 @@ struct Int8Pass {
   }
 };
 
-float largest_of(const Bf16* x, int64_t n) {
-  vf largest = {};
-  for_lanes(n, [&](int64_t i, auto lanes) {
-    const vf v = (vf)((vi)lanes.get(x + i) & 0x7fffffff);
-    largest = (v > largest) | (v != v) ? v : largest;  // a NaN is kept
-  });
-  float result = 0;
-  for (int lane = 0; lane < kLanes; lane++)
-    if (result == result && !(largest[lane] <= result)) result = largest[lane];
-  return result;
-}
-
-// A row that is not finite gets a scale that is not, and so do its outputs.
 void to_fixed(const LinearArgs* a, uint32_t* to, float* scales, int64_t begin, int64_t end) {
-  const int64_t n_in = a->n_in, stride = Groups(a->rows, kMostRows).stride;
+  const int64_t n_in = a->n_in, stride = Groups(a->rows, kFixedRows).stride;
   for (int64_t row = begin; row < end; row++) {
     const Bf16* x = a->x + row * a->x_stride;
-    const float largest = largest_of(x, n_in);
-    const bool is_finite = largest <= 3.4e38f;
-    scales[row] = is_finite ? largest / 32767.0f : NAN;
-    const float inverse = is_finite && largest > 0 ? 32767.0f / largest : 0.0f;
-    uint32_t* group = to + row / kMostRows * kMostRows * n_in / 2 + row % kMostRows * 2;
+    const FixedScale scale = scale_of(x, n_in, 32767);
+    scales[row] = scale.scale;
+    uint32_t* group = to + row / kFixedRows * kFixedRows * n_in / 2 + row % kFixedRows * 2;
     for (int64_t i = 0; i < n_in; i += kLanes) {
-      const __m512i fixed = _mm512_cvtps_epi32((__m512)(load(x + i) * inverse));
-      const __m512i upper = _mm512_add_epi32(_mm512_srai_epi32(fixed, 8), _mm512_set1_epi32(128));
+      const __m512i fixed = fixed_of(x + i, scale.inverse);
       uint32_t high[4], low[4];
-      _mm_storeu_si128((__m128i*)high, _mm512_cvtepi32_epi8(upper));
-      _mm_storeu_si128((__m128i*)low, _mm512_cvtepi32_epi8(fixed));
+      put_bytes(high, _mm512_add_epi32(_mm512_srai_epi32(fixed, 8), _mm512_set1_epi32(128)));
+      put_bytes(low, fixed);
       for (int j = 0; j < 4; j++) {
         group[(i / 4 + j) * 2 * stride] = high[j];
         group[(i / 4 + j) * 2 * stride + 1] = low[j];
@@ -107,19 +82,10 @@ void to_fixed(const LinearArgs* a, uint32_t* to, float* scales, int64_t begin, i
 }
 
 void prepare_and_walk(const LinearArgs* a, Team* team) {
-  const bool is_private = a->rows <= kPrivateRows;
-  const int64_t row_bytes = 2 * a->n_in;
-  // Scales lie after all prepared rows, a set for each thread where rows are private.
-  const int64_t padded = (a->rows + kMostRows - 1) / kMostRows * kMostRows;
-  const int64_t sets = is_private ? team->num_threads : 1;
-  float* scales = reinterpret_cast<float*>(static_cast<char*>(a->scratch) + sets * padded * row_bytes);
-  if (is_private) scales += team->thread * a->rows;
-  const char* rows = prepare(a, static_cast<char*>(a->scratch), kMostRows, row_bytes, team,
-                             [&](char* to, int64_t begin, int64_t end) {
-                               to_fixed(a, reinterpret_cast<uint32_t*>(to), scales, begin, end);
-                             });
-  walk<Int8Pass, kMostRows>(a, FixedRows{reinterpret_cast<const uint32_t*>(rows), scales}, row_bytes,
-                            a->n_in * kPanel, team);
+  walk_fixed<Int8Pass>(a, 2 * a->n_in, a->n_in * kPanel, team,
+                       [&](uint32_t* to, float* scales, int64_t begin, int64_t end) {
+                         to_fixed(a, to, scales, begin, end);
+                       });
 }
 
 #else

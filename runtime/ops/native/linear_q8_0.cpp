@@ -4,37 +4,31 @@
 // (its largest element is 32639 = 127 * 256 + 127), so that two byte dot products give a block's exact
 // integer sum: below 32 * 255 * 32639 = 2.7e8 with the 128 that each weight is raised by, and what
 // that adds is taken off once a block. Elsewhere weights are widened to float, which is exact.
-#include <math.h>
-
 #include "linear.h"
 
-namespace {
+#if defined(__AVX512VNNI__)
+#include "fixed_point.h"
+#endif
 
-// Rows in their groups, as a pass reads them.
-template <typename Element>
-struct Prepared {
-  const Element* rows;
-  const float* scales;  // [rows], of fixed point
-};
+namespace {
 
 inline int64_t panel_bytes(const LinearArgs* a) { return a->n_in / kBlockInputs * kBlockBytes; }
 
 #if defined(__AVX512VNNI__)
 
-constexpr int kMostRows = 4;  // 4 vectors of a block's sums a row, and 2 of the whole
 // Of a row and a block: for 4 inputs the high bytes, then the low ones; last -128 * the sum of all.
 constexpr int64_t kBlockWords = kBlockInputs / 2 + 1;
 constexpr float kLargest = 32639;
 
 template <int M>
 struct Q8Pass {
-  static void run(const LinearArgs* a, const Prepared<uint32_t>& x, int64_t row, int64_t panel,
+  static void run(const LinearArgs* a, const FixedRows& x, int64_t row, int64_t panel,
                   Turn turn) {
     vf totals[M][2];
     if (turn.count == 1)
-      multiply<true>(a, x.rows, row, panel, turn, totals);
+      multiply<true>(a, x.words, row, panel, turn, totals);
     else
-      multiply<false>(a, x.rows, row, panel, turn, totals);
+      multiply<false>(a, x.words, row, panel, turn, totals);
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
       const vf scale = splat(x.scales[row + m]);
@@ -45,7 +39,7 @@ struct Q8Pass {
   template <bool kIsAlone>
   static void multiply(const LinearArgs* a, const uint32_t* words, int64_t row, int64_t panel, Turn turn,
                        vf (&totals)[M][2]) {
-    const int64_t blocks = a->n_in / kBlockInputs, stride = Groups(a->rows, kMostRows).stride;
+    const int64_t blocks = a->n_in / kBlockInputs, stride = Groups(a->rows, kFixedRows).stride;
     const char* line = static_cast<const char*>(a->weights) + panel * blocks * kBlockBytes;
     words += row * blocks * kBlockWords;
 #pragma GCC unroll 8
@@ -91,35 +85,21 @@ struct Q8Pass {
   }
 };
 
-// The largest magnitude; not finite if any is not: as integers, those lie above.
-float largest_of(const Bf16* x, int64_t n) {
-  __m512i most = _mm512_setzero_si512();
-  for (int64_t i = 0; i < n; i += kLanes)
-    most = _mm512_max_epi32(most, (__m512i)((vi)load(x + i) & 0x7fffffff));
-  const int32_t bits = _mm512_reduce_max_epi32(most);
-  return load_bits<float>(&bits);
-}
-
-// A row that is not finite gets a scale that is not, and so do its outputs. Rows so small that the
-// inverse would not be finite count as zeros.
 void to_fixed(const LinearArgs* a, uint32_t* to, float* scales, int64_t begin, int64_t end) {
-  const int64_t blocks = a->n_in / kBlockInputs, stride = Groups(a->rows, kMostRows).stride;
+  const int64_t blocks = a->n_in / kBlockInputs, stride = Groups(a->rows, kFixedRows).stride;
   for (int64_t row = begin; row < end; row++) {
     const Bf16* x = a->x + row * a->x_stride;
-    const float largest = largest_of(x, a->n_in);
-    const bool is_finite = isfinite(largest);
-    scales[row] = is_finite ? largest / kLargest : NAN;
-    const float inverse = is_finite && largest > 1e-30f ? kLargest / largest : 0.0f;
-    const int64_t column = row % kMostRows;
+    const FixedScale scale = scale_of(x, a->n_in, kLargest);
+    scales[row] = scale.scale;
+    const int64_t column = row % kFixedRows;
     uint32_t* words = to + (row - column) * blocks * kBlockWords;
     for (int64_t block = 0; block < blocks; block++, words += stride) {
       __m512i sum = _mm512_setzero_si512();
       for (int half = 0; half < 2; half++, x += kLanes) {
-        const __m512i fixed = _mm512_cvtps_epi32((__m512)(load(x) * inverse));
-        const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(fixed, _mm512_set1_epi32(128)), 8);
+        const __m512i fixed = fixed_of(x, scale.inverse);
         uint32_t high[4], low[4];
-        _mm_storeu_si128((__m128i*)high, _mm512_cvtepi32_epi8(upper));
-        _mm_storeu_si128((__m128i*)low, _mm512_cvtepi32_epi8(fixed));
+        put_bytes(high, _mm512_srai_epi32(_mm512_add_epi32(fixed, _mm512_set1_epi32(128)), 8));
+        put_bytes(low, fixed);
         for (int j = 0; j < 4; j++, words += 2 * stride) {
           words[2 * column] = high[j];
           words[2 * column + 1] = low[j];
@@ -132,20 +112,10 @@ void to_fixed(const LinearArgs* a, uint32_t* to, float* scales, int64_t begin, i
 }
 
 void prepare_and_walk(const LinearArgs* a, Team* team) {
-  const bool is_private = a->rows <= kPrivateRows;
-  // Scales lie behind all rows, a set for each thread where rows are private.
-  const int64_t padded = (a->rows + kMostRows - 1) / kMostRows * kMostRows;
-  const int64_t sets = is_private ? team->num_threads : 1;
-  const int64_t row_bytes = a->n_in / kBlockInputs * kBlockWords * 4;
-  char* scratch = static_cast<char*>(a->scratch);
-  float* scales = reinterpret_cast<float*>(scratch + sets * padded * row_bytes);
-  if (is_private) scales += team->thread * a->rows;
-  const char* rows = prepare(a, scratch, kMostRows, row_bytes, team,
-                             [&](char* to, int64_t begin, int64_t end) {
-                               to_fixed(a, reinterpret_cast<uint32_t*>(to), scales, begin, end);
-                             });
-  const Prepared<uint32_t> prepared = {reinterpret_cast<const uint32_t*>(rows), scales};
-  walk<Q8Pass, kMostRows>(a, prepared, row_bytes, panel_bytes(a), team);
+  walk_fixed<Q8Pass>(a, a->n_in / kBlockInputs * kBlockWords * 4, panel_bytes(a), team,
+                     [&](uint32_t* to, float* scales, int64_t begin, int64_t end) {
+                       to_fixed(a, to, scales, begin, end);
+                     });
 }
 
 #else
@@ -154,11 +124,11 @@ constexpr int kMostRows = kFloatRows;
 
 template <int M>
 struct Q8Pass {
-  static void run(const LinearArgs* a, const Prepared<float>& prepared, int64_t row, int64_t panel,
+  static void run(const LinearArgs* a, const float* prepared, int64_t row, int64_t panel,
                   Turn) {
     const int64_t blocks = a->n_in / kBlockInputs, stride = Groups(a->rows, kMostRows).stride;
     for (int part = 0; part < kParts; part++) {
-      const float* x = prepared.rows + row * a->n_in;
+      const float* x = prepared + row * a->n_in;
       const char* block = static_cast<const char*>(a->weights) + panel * blocks * kBlockBytes;
       vf sums[M][2] = {};
       for (const char* end = block + blocks * kBlockBytes; block < end; block += kBlockBytes) {
@@ -194,8 +164,7 @@ void prepare_and_walk(const LinearArgs* a, Team* team) {
                              [&](char* to, int64_t begin, int64_t end) {
                                widen(a, reinterpret_cast<float*>(to), begin, end);
                              });
-  const Prepared<float> prepared = {reinterpret_cast<const float*>(rows), nullptr};
-  walk<Q8Pass, kMostRows>(a, prepared, row_bytes, panel_bytes(a), team);
+  walk<Q8Pass, kMostRows>(a, reinterpret_cast<const float*>(rows), row_bytes, panel_bytes(a), team);
 }
 
 #endif

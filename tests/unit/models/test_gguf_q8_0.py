@@ -172,27 +172,13 @@ def test_either_conversion_serves_where_none_can_be_written(
     def full(place: Path, *, needed_bytes: int) -> None:
         raise ConfigError("the disk is full")
 
-    load(tiny, quantization="none")
     monkeypatch.setattr("runtime.models._gguf_convert.check_writable", full)
     config = config_of(tiny)
     assert read_spec(config).q8_0
+    with pytest.raises(ConfigError, match="full"):
+        check_files(config, read_spec(config))
+    load(tiny, quantization="none")
     check_files(config, read_spec(config))
     other = config_of(tiny, dtype="float32")
     with pytest.raises(ConfigError, match="full"):
         check_files(other, read_spec(other))
-
-
-def test_a_cache_that_cannot_be_written_serves_either_conversion(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The widened one is there, as a GPU wants it; where it will run is not known yet."""
-
-    def refuse(place: Path, *, needed_bytes: int) -> None:
-        raise ConfigError("cannot be written")
-
-    monkeypatch.setattr("runtime.models._gguf_convert.check_writable", refuse)
-    config = config_of(tiny)
-    with pytest.raises(ConfigError, match="cannot be written"):
-        check_files(config, read_spec(config))
-    load(tiny, quantization="none")
-    check_files(config, read_spec(config))

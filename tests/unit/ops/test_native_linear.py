@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attention_backends import HUGE_PAGE_BYTES
+from attention_backends._host_memory import HUGE_PAGE_BYTES
 from runtime.ops.memory import WeightMemory
 from runtime.ops.native.linear import Panels
-from runtime.ops.weights import PackedWeight, QuantizedWeight
+from runtime.ops.weights import Int8Weight, PackedWeight
 from tests.unit.ops.native_ops import EMULATED, ISAS, check_near, needs_compiler, ops_of, random
 
 ROWS = [0, 1, 2, 5, 6, 12, 13, 16, 17, 31, 32, 33, 50]
@@ -34,7 +34,7 @@ def exact(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 @pytest.mark.parametrize("int8", [False, True], ids=["bfloat16", "int8"])
 def test_linear(isa: str, shape: tuple[int, int], int8: bool) -> None:
     weight = random(*shape, dtype=torch.bfloat16) / 8
-    kept = QuantizedWeight(weight).plain() if int8 else weight
+    kept = Int8Weight(weight).plain() if int8 else weight
     panels = packed(isa, weight, int8=int8)
     assert torch.equal(ops_of(isa).unpack(panels.values, panels), kept)
     for rows in ROWS:
@@ -51,7 +51,7 @@ def test_linear(isa: str, shape: tuple[int, int], int8: bool) -> None:
 @pytest.mark.parametrize("int8", [False, True], ids=["bfloat16", "int8"])
 def test_gated(isa: str, half: int, int8: bool) -> None:
     weight = random(2 * half, 64, dtype=torch.bfloat16) / 4
-    kept = QuantizedWeight(weight).plain() if int8 else weight
+    kept = Int8Weight(weight).plain() if int8 else weight
     panels = packed(isa, weight, is_gated=True, int8=int8)
     assert torch.equal(ops_of(isa).unpack(panels.values, panels), kept)
     for rows in (1, 13, 33):
@@ -113,6 +113,13 @@ def test_int8_of_zeros_is_zero(isa: str) -> None:
     assert out[0].any()
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_int8_of_rows_too_small_to_invert(isa: str) -> None:
+    panels = packed(isa, random(32, 64, dtype=torch.bfloat16), int8=True)
+    x = torch.full((3, 64), 1e-37, dtype=torch.bfloat16)
+    assert ops_of(isa).linear(x, panels, None).abs().max() < 1e-34
+
+
 def test_int8_sums_of_the_largest_values_do_not_overflow() -> None:
     weight = torch.full((32, 65536), 3.0, dtype=torch.bfloat16)
     weight[1] = -3
@@ -127,7 +134,7 @@ def test_int8_sums_of_the_largest_values_do_not_overflow() -> None:
 @pytest.mark.parametrize("int8", [False, True], ids=["bfloat16", "int8"])
 def test_embedding_out_of_panels(isa: str, int8: bool) -> None:
     table = random(50, 64, dtype=torch.bfloat16)
-    kept = QuantizedWeight(table).plain() if int8 else table
+    kept = Int8Weight(table).plain() if int8 else table
     panels = packed(isa, table, int8=int8)
     ids = torch.tensor([49, 0, 31, 32, 31])
     for given in (ids, ids.int()):

@@ -12,7 +12,7 @@ import torch
 from attention_backends import NativeBuildError, NativeSource
 from runtime.ops import Embedding, GatedLinear, Linear, dispatch, norm, pack
 from runtime.ops.native import library
-from runtime.ops.weights import PackedWeight, PlainWeight, QuantizedWeight, quantize
+from runtime.ops.weights import Int8Weight, PackedWeight, PlainWeight, quantize
 from tests.unit.ops.native_ops import check_near, needs_compiler, random
 
 
@@ -31,7 +31,7 @@ def test_bfloat16_is_packed_where_a_tile_of_inputs_is_whole(int8: bool) -> None:
     xs = [random(5, layer.form.plain().shape[1], dtype=torch.bfloat16) for layer in layers]
     expected = [layer(x) for layer, x in zip(layers, xs, strict=True)]
     pack(layers, int8=int8)
-    rest = QuantizedWeight if int8 else PlainWeight
+    rest = Int8Weight if int8 else PlainWeight
     assert [type(layer.form) for layer in layers] == [PackedWeight, PackedWeight, rest]
     for layer, x, plain in zip(layers, xs, expected, strict=True):
         check_near(layer(x), plain, 3e-2 if int8 else 1.2e-2)
@@ -46,7 +46,7 @@ def test_other_types_stay_in_torch(dtype: torch.dtype) -> None:
     expected = [layer.form.plain() for layer in layers]
     pack(layers, int8=True)
     for layer, plain in zip(layers, expected, strict=True):
-        assert isinstance(layer.form, QuantizedWeight)
+        assert isinstance(layer.form, Int8Weight)
         assert layer.form.plain().dtype == dtype
         assert (layer.form.plain() - plain).abs().max() <= plain.abs().max() / 250
         assert layer.form.num_bytes < plain.nbytes * 0.7
