@@ -6,8 +6,9 @@ usage: bench_ops.py MODEL [--rows 1 32 2048] [--threads 1] [--repeats 9] [--json
 Every op runs in the model's sizes, over all layers, so that weights come from memory; attention is
 left out. Milliseconds a step, medians of the process's CPU time divided by the threads; the two
 alternate. `oneDNN` is torch's linear over packed weights (mkldnn._reorder_linear_weight). The floor
-is the bytes of the weights over the rate at which a sum reads memory, measured here. `q8_0`, of a
-GGUF file only: every matrix in Q8_0, written for the occasion.
+is the bytes of the weights over the rate at which a sum reads memory, measured here, as is the rate
+of a float32 product out of the cache. `q8_0`, of a GGUF file only: every matrix in Q8_0, written
+for the occasion.
 """
 
 from __future__ import annotations
@@ -174,6 +175,13 @@ def read_rate(repeats: int) -> float:
     return memory.nbytes / (median_ms(memory.sum, None, repeats)[0] / 1e3)
 
 
+def product_rate(repeats: int) -> float:
+    """Operations a second of a float32 product of two matrices of 768 x 768."""
+    size = 768
+    square = torch.ones(size, size)
+    return 2 * size**3 / (median_ms(lambda: square @ square, None, repeats)[0] / 1e3)
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -185,7 +193,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     rate = read_rate(options.repeats)
+    product = product_rate(options.repeats)
     console, found = Console(), {"threads": options.threads, "read_gb_per_s": rate / 1e9, "ms": {}}
+    found["float32_product_gflop_per_s"] = product / 1e9
+    console.print(f"reading {rate / 1e9:.1f} GB/s, float32 products {product / 1e9:.0f} GFLOP/s")
     for rows in options.rows:
         ops = Ops(options.model, rows)
         floors = ", ".join(f"{n} {b / rate * 1e3:.1f} ms" for n, b in ops.weight_bytes.items())
