@@ -98,11 +98,7 @@ class CapturePool:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise GraphError(f"capture of {key} failed: {error}") from error
-            raise GraphError(
-                f"out of memory while capturing {key}: lower cache.memory (the KV pool), leave the "
-                f"largest sizes out of graphs.sizes, lower scheduler.max_num_batched_tokens, or "
-                f"set graphs.decode or graphs.mixed to eager. {error}"
-            ) from error
+            raise GraphError(f"out of memory while capturing {key}. {error}") from error
         statics = self._statics() if self._statics else {}
         addresses = {name: _Address.of(tensor) for name, tensor in statics.items()}
         graph = CapturedGraph(key, tuple(parts), addresses)

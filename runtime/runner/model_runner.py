@@ -51,7 +51,8 @@ class ModelRunner:
         block_size: tokens of a KV block.
         num_blocks: usable KV blocks; the reserved ones come on top.
         make_sampler: `Sampler`, or a partial of it with what only some requests need.
-        capture: whether graphs are captured here; False where memory is measured first.
+        capture: whether graphs are captured here; False where memory is measured first, with the
+            smallest pool.
 
     Raises:
         BackendError: a graph mode that cannot serve the model here, or whose capture failed.
@@ -92,7 +93,7 @@ class ModelRunner:
             )
         with explain_out_of_memory("workspaces"):
             self.backend = backend(shapes, block_size, device)
-        with explain_out_of_memory("KV pool"):
+        with explain_out_of_memory("KV pool" if capture else "smallest KV pool"):
             self.kv = self.backend.allocate_kv(num_blocks + NUM_RESERVED_BLOCKS)
         self._forwards: dict[GraphKey, Forward] = {}
         """of each graph, kept for its replays"""
@@ -188,6 +189,7 @@ class ModelRunner:
 
         Raises:
             BackendError: a capture failed.
+            ConfigError: out of memory.
         """
         try:
             with explain_out_of_memory("graphs"), torch.inference_mode():
@@ -264,7 +266,7 @@ class ModelRunner:
             return
         self.reserve_for_graphs()
         try:
-            with explain_out_of_memory("graphs"), torch.inference_mode():
+            with explain_out_of_memory("graphs", "cache.memory"), torch.inference_mode():
                 self.graphs.capture(self._dummy_forward)
         except GraphError as error:
             raise BackendError(str(error)) from error

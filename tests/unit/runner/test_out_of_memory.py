@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from attention_backends import torch_paged
+from graphs import GraphError
 from runtime import RuntimeConfig, build
-from runtime.errors import BackendError, ConfigError, ModelError, StepgraphError
+from runtime.errors import ConfigError, ModelError, StepgraphError
 from runtime.models import load_model
 from runtime.models._decoder import Decoder
 from runtime.runner import ModelRunner, measure_footprint, model_runner
@@ -65,9 +66,15 @@ def refuse(monkeypatch, owner, name):
 WEIGHTS = ("weights, which take 0 MiB on cpu: set model.dtype", "model.quantization to int8")
 BUFFERS = ("the buffers: lower scheduler.max_num_seqs", "model.max_model_len")
 WORKSPACES = ("the workspaces: lower scheduler.max_num_seqs", "attention.backend")
-POOL = ("the KV pool: lower cache.memory",)
-GRAPHS = ("the graphs: lower the number of graphs.sizes", "graphs.decode or graphs.mixed to eager")
-CAPTURE = ("while capturing ", ": lower cache.memory", "graphs.sizes")
+POOL = ("the KV pool: lower cache.memory or cache.num_blocks",)
+SMALLEST_POOL = ("the smallest KV pool: lower cache.block_size", "model.max_model_len")
+GRAPHS = (
+    "the graphs: lower cache.memory, the number of graphs.sizes",
+    "graphs.decode or graphs.mixed to eager",
+)
+CAPTURE = (*GRAPHS, "memory while capturing ")
+TRIAL_GRAPHS = ("the graphs: lower the number of graphs.sizes", *GRAPHS[1:])
+TRIAL_CAPTURE = (*TRIAL_GRAPHS, *CAPTURE[2:])
 ACTIVATIONS = ("the activations: lower scheduler.max_num_batched_tokens",)
 PLACES = {
     "weights, allocated": (Decoder, "__init__", ModelError, WEIGHTS),
@@ -81,7 +88,14 @@ PLACES = {
     "its workspaces": (torch_paged.Backend, "reserve", ConfigError, WORKSPACES),
     "KV pool": (torch_paged.Backend, "allocate_kv", ConfigError, POOL),
     "a bucket": (torch_paged.Backend, "open_bucket", ConfigError, GRAPHS),
-    "a capture": (Decoder, "forward", BackendError, CAPTURE),
+    "a capture": (Decoder, "forward", ConfigError, CAPTURE),
+}
+MEASURED_PLACES = {
+    **{place: told for place, told in PLACES.items() if "weights" not in place},
+    "KV pool": (torch_paged.Backend, "allocate_kv", ConfigError, SMALLEST_POOL),
+    "a bucket": (torch_paged.Backend, "open_bucket", ConfigError, TRIAL_GRAPHS),
+    "a capture": (Decoder, "forward", ConfigError, TRIAL_CAPTURE),
+    "the largest step": (ModelRunner, "run_largest", ConfigError, ACTIVATIONS),
 }
 
 
@@ -95,15 +109,16 @@ def test_of_a_start(place, tiny_path, monkeypatch):
     assert_told(serve, tiny_path, kind, said)
 
 
-@pytest.mark.parametrize("place", [*(p for p in PLACES if "weights" not in p), "the largest step"])
+@pytest.mark.parametrize("place", MEASURED_PLACES)
 def test_of_what_is_measured_first(place, tiny_path, monkeypatch):
-    owner, name, kind, said = PLACES.get(
-        place, (ModelRunner, "run_largest", ConfigError, ACTIVATIONS)
-    )
+    """With a pool of one block, so that no key of the pool makes room."""
+    owner, name, kind, said = MEASURED_PLACES[place]
     if place == "a capture":  # the largest step is sound
         monkeypatch.setattr(ModelRunner, "run_largest", lambda runner: None)
     refuse(monkeypatch, owner, name)
-    assert_told(measure, tiny_path, kind, said)
+    text = assert_told(measure, tiny_path, kind, said)
+    assert "cache.memory" not in text
+    assert "cache.num_blocks" not in text
 
 
 def assert_told(start, path, kind, said):
@@ -115,6 +130,7 @@ def assert_told(start, path, kind, said):
         assert part in str(raised.value)
     cause = raised.value.__cause__
     assert OOM in (cause, cause.__cause__)
+    return str(raised.value)
 
 
 @pytest.mark.parametrize("start", [serve, measure])
@@ -125,3 +141,5 @@ def test_without_a_fault_it_starts(start, tiny_path):
 def test_other_errors_are_left_alone():
     with pytest.raises(RuntimeError, match="shapes"), explain_out_of_memory("buffers"):
         raise RuntimeError("shapes differ")
+    with pytest.raises(GraphError, match="layout"), explain_out_of_memory("graphs"):
+        raise GraphError("the layout changed") from RuntimeError("layout")
