@@ -21,8 +21,10 @@ from runtime.config.yaml_file import Document, parse_value, read_yaml
 from runtime.errors import ConfigError
 
 ENV_PREFIX = "STEPGRAPH_"
-ENV_SPECIALS = frozenset({"STEPGRAPH_CACHE_DIR", "STEPGRAPH_FETCH_WHEELS", "STEPGRAPH_WALK_STEPS"})
-"""Read elsewhere, no keys: the folder of converted weights, the length of the random-walk test."""
+ENV_SPECIALS = frozenset({"STEPGRAPH_CACHE_DIR"})
+"""Read elsewhere, no keys: the folder of converted weights and compiled kernels."""
+ENV_TEST_PREFIX = "STEPGRAPH_TEST_"
+"""Of variables that only tests read."""
 
 _Setting = tuple[Key, Any, Origin]
 
@@ -112,6 +114,8 @@ def _from_environment(env: Mapping[str, str]) -> Iterator[_Setting]:
     unknown = []
     for name in sorted(env):
         if not name.startswith(ENV_PREFIX) or name in ENV_SPECIALS:
+            continue
+        if name.startswith(ENV_TEST_PREFIX):
             continue
         if name in known:
             key: Key = known[name]

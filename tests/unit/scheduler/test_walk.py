@@ -1,6 +1,6 @@
 """A seeded random walk over everything that can happen, checked after every step.
 
-STEPGRAPH_WALK_STEPS sets the number of steps over all configurations.
+STEPGRAPH_TEST_WALK_STEPS sets the number of steps over all configurations.
 """
 
 import os
@@ -29,7 +29,7 @@ CONFIGS = [
     },
 ]
 MAX_MODEL_LEN = 41
-NUM_STEPS = int(os.environ.get("STEPGRAPH_WALK_STEPS", "1500"))
+NUM_STEPS = int(os.environ.get("STEPGRAPH_TEST_WALK_STEPS", "1500"))
 
 
 class Walk:
