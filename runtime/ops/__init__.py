@@ -2,7 +2,7 @@
 
 Each has a slow twin in plain torch (`norm`, `rotary`, `activation`, `kv_write`, `scores`,
 `weights`), and for the CPU a native kernel that agrees with it; `dispatch` picks. What an op writes
-in place is said in the docstring of its twin.
+in place is said in the docstring of its twin. `transfer` is the way between host and device.
 """
 
 from runtime.ops.dispatch import (

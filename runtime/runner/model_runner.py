@@ -20,6 +20,7 @@ from attention_backends import (
 from graphs import Call, GraphError, GraphKey, Kind
 from runtime.errors import BackendError
 from runtime.observe.stats import GraphStats
+from runtime.ops.transfer import upload
 from runtime.params import SamplingParams
 from runtime.runner import canary
 from runtime.runner.buffers import InputBuffers
@@ -30,7 +31,6 @@ from runtime.runner.launched import Launched, Samples
 from runtime.runner.out_of_memory import explain_out_of_memory
 from runtime.runner.states import RequestStates
 from runtime.sampling import Sampler
-from runtime.sampling.transfer import upload
 from runtime.step import Logprobs, NewRow, RunnerOutput, SchedulerOutput, StepShape
 
 if TYPE_CHECKING:

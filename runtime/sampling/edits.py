@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from runtime.errors import RequestError
+from runtime.ops.transfer import upload
 from runtime.params import LogitsProcessor
-from runtime.sampling.transfer import upload
 from runtime.step import IntArray, NewRow
 
 IdArray = npt.NDArray[np.int64]

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from runtime.ops.transfer import upload
 from runtime.sampling.edits import IdArray, Work, held_rows
-from runtime.sampling.transfer import upload
 from runtime.step import NewRow
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from runtime.ops.transfer import upload
 from runtime.params import SamplingParams
 from runtime.sampling.draw import DrawParams
 from runtime.sampling.noise import seed_of_text, stream_of_seed, uniform
-from runtime.sampling.transfer import upload
 from runtime.step import IntArray, NewRow
 
 MAX_TEMPERATURE = 1e30

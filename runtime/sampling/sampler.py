@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from runtime.errors import RequestError
+from runtime.ops.transfer import HostCopy, reading_is_free, upload
 from runtime.sampling.blocks import BlockedScores, copy_rows
 from runtime.sampling.checks import check_ids
 from runtime.sampling.draw import (
@@ -36,7 +37,6 @@ from runtime.sampling.logprobs import logprobs_of
 from runtime.sampling.penalties import Penalties
 from runtime.sampling.rows import RowTable
 from runtime.sampling.structured import Grammars, Structured
-from runtime.sampling.transfer import HostCopy, reading_is_free, upload
 from runtime.step import IntArray, Logprobs, NewRow
 
 NO_TOKEN, BAD_LOGITS = -1, -2

@@ -14,8 +14,8 @@ from attention_backends import torch_paged
 from runtime.config import RuntimeConfig
 from runtime.models import read_spec
 from runtime.models._loaded import build
+from runtime.ops.transfer import HostCopy
 from runtime.runner import ModelRunner, buffers
-from runtime.sampling.transfer import HostCopy
 from tests.unit.runner.helpers import new_row, step
 from tests.unit.watching import WaitedError, Watch
 

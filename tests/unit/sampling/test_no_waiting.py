@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.ops.transfer import HostCopy, upload
 from runtime.params import SamplingParams
 from runtime.sampling import draw, sampler
 from runtime.sampling.blocks import BlockedScores
-from runtime.sampling.transfer import HostCopy, upload
 from tests.unit.sampling.helpers import Bench
 from tests.unit.sampling.twin import sample_row
 from tests.unit.watching import WaitedError, Watch
