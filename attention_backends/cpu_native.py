@@ -1,9 +1,10 @@
 """Paged attention on the CPU in C++, for any mix of chunks and decodes in one call.
 
-The kernel is `_native/attention/`: AVX-512 with bf16 dot products, AVX-512, AVX2 or portable, as
-the machine has them. What a row gets does not depend on what else is in the batch, on the number
-of threads, or on how its prompt was cut into chunks: sums are taken over chunks of keys at fixed
-positions, in order. The twin is `torch_paged`.
+The kernel is `_native/attention/`: AMX, AVX-512, AVX2 or portable, as the machine has them. K and V
+are widened to float32 once for a tile of queries, or, where there are few, as they are read; with
+AMX, tiles multiply bf16. What a row gets does not depend on what else is in the batch (not so with
+AMX), on the number of threads, or on how its prompt was cut into chunks: sums are taken over chunks
+of keys at fixed positions, in order. The twin is `torch_paged`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ _FOLDER = Path(__file__).parent / "_native" / "attention"
 SOURCE = NativeSource("attention", (_FOLDER / "plan.cpp", _FOLDER / "attend.cpp"))
 MAX_HEAD_DIM = 512
 SPLITS_PER_THREAD = 8
-"""Bounds the pieces that long items are cut into; the planner aims at half of it."""
+"""Bounds the pieces that long items are cut into, and the items that small tiles make more of; the
+planner aims at half of it."""
 MIN_PARTIAL_ROWS = 4096
 
 

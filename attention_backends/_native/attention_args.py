@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 CHUNK_KEYS = 256
-TILE_ROWS = 128
+TILE_ROWS = 256
 ITEM_FIELDS = 8
 MERGE_FIELDS = 5
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}

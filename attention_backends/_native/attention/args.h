@@ -1,4 +1,4 @@
-// What Python hands to the planner and to the kernel. Each struct has its ctypes twin in cpu_native.py.
+// What Python hands to the planner and to the kernel. Each struct has its ctypes twin in attention_args.py.
 #pragma once
 
 #include <stdint.h>
@@ -8,7 +8,7 @@ namespace sg {
 enum Dtype : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
 
 constexpr int kChunk = 256;     // keys whose softmax is taken at once; sums over chunks are in order
-constexpr int kTileRows = 128;  // query rows (token x query head of one K/V head) that share packed keys
+constexpr int kTileRows = 256;  // at most: query rows (token x query head of one K/V head) that share packed keys
 
 struct Item {
   int32_t request, kv_head;

@@ -1,12 +1,20 @@
-// Gathering a chunk of keys and values from the paged cache into the packed order of `product.h`.
+// Gathering a chunk of keys and values from the paged cache into the packed order of `product.h`, as floats.
 #pragma once
+
+#include <type_traits>
 
 #include "elements.h"
 #include "product.h"
 
 namespace sg {
 
+// Keys [begin, end) of a chunk.
+struct Span {
+  int begin, end;
+};
+
 constexpr int kPanel = kBlockVecs * W;  // keys of a panel
+constexpr int kLineBytes = 64;          // of a cache
 constexpr int kAhead = 32;              // keys between the prefetch of a row and its use
 
 #if defined(__AVX512F__)
@@ -69,12 +77,41 @@ inline void store_transposed(Vec* rows, float* out, int stride) {
 template <class Raw>
 const Raw* row_of(const void* const* keys, int i) { return (const Raw*)keys[i]; }
 
-// K: panels [depth, kPanel] of 32-bit words, for keys [0, num_keys), num_keys a multiple of W.
+#if defined(__AVX512F__)
+inline __m512i read_words(const void* const* keys, int i, int d) {
+  return _mm512_loadu_si512(row_of<uint16_t>(keys, i) + d);
+}
+
+// Two bf16 in each word.
+inline Vec first_of_pairs(Vec words) { return (Vec)_mm512_slli_epi32((__m512i)words, 16); }
+inline Vec second_of_pairs(Vec words) {
+  return (Vec)_mm512_and_si512((__m512i)words, _mm512_set1_epi32((int)0xffff0000u));
+}
+
+// Columns d .. d + 31 of 16 keys in bf16, moved as pairs: half the shuffles.
+inline void pack_pairs_of_keys(const void* const* keys, int key, int d, float* column) {
+  Vec rows[16];
+  for (int i = 0; i < 16; i++) rows[i] = (Vec)read_words(keys, key + i, d);
+  transpose(rows);
+  for (int j = 0; j < 16; j++) {
+    store(column + (int64_t)(d + 2 * j) * kPanel, first_of_pairs(rows[j]));
+    store(column + (int64_t)(d + 2 * j + 1) * kPanel, second_of_pairs(rows[j]));
+  }
+}
+#endif
+
+// K: panels [head_dim, kPanel]; the ends of `span` are multiples of W.
 template <class Type>
-__attribute__((noinline)) void pack_keys(const void* const* keys, int num_keys, int head_dim, float* out) {
-  for (int key = 0; key < num_keys; key += W) {
+__attribute__((noinline)) void pack_keys(const void* const* keys, Span span, int head_dim, float* out) {
+  for (int key = span.begin; key < span.end; key += W) {
     float* column = out + (int64_t)(key / kPanel) * kPanel * head_dim + key % kPanel;
-    for (int d = 0; d < head_dim; d += W) {
+    int d = 0;
+#if defined(__AVX512F__)
+    if (std::is_same<Type, Bfloat16>()) {
+      for (; d + 32 <= head_dim; d += 32) pack_pairs_of_keys(keys, key, d, column);
+    }
+#endif
+    for (; d < head_dim; d += W) {
       Vec rows[W];
       for (int i = 0; i < W; i++) rows[i] = Type::read(row_of<typename Type::Raw>(keys, key + i) + d);
       store_transposed(rows, column + (int64_t)d * kPanel, kPanel);
@@ -82,43 +119,13 @@ __attribute__((noinline)) void pack_keys(const void* const* keys, int num_keys, 
   }
 }
 
-// V: [num_keys, head_dim] floats.
+// V: [keys, head_dim].
 template <class Type>
-__attribute__((noinline)) void pack_values(const void* const* keys, int num_keys, int head_dim, float* out) {
-  for (int key = 0; key < num_keys; key++) {
+__attribute__((noinline)) void pack_values(const void* const* keys, Span span, int head_dim, float* out) {
+  for (int key = span.begin; key < span.end; key++) {
     const typename Type::Raw* row = row_of<typename Type::Raw>(keys, key);
     for (int d = 0; d < head_dim; d += W) store(out + (int64_t)key * head_dim + d, Type::read(row + d));
   }
 }
-
-#if defined(__AVX512BF16__)
-// K as pairs along the head dimension; `depth` >= head_dim / 2 is a multiple of 16, zeros after the keys' end.
-inline void pack_key_pairs(const void* const* keys, int num_keys, int head_dim, int depth, float* out) {
-  for (int key = 0; key < num_keys; key += 16) {
-    float* column = out + (int64_t)(key / kPanel) * kPanel * depth + key % kPanel;
-    for (int word = 0; word < depth; word += 16) {
-      const int words = head_dim / 2 - word;
-      const __mmask16 inside = words >= 16 ? 0xffff : (__mmask16)((1u << words) - 1);
-      Vec rows[16];
-      for (int i = 0; i < 16; i++) {
-        rows[i] = (Vec)_mm512_maskz_loadu_epi32(inside, row_of<uint16_t>(keys, key + i) + 2 * word);
-      }
-      store_transposed(rows, column + (int64_t)word * kPanel, kPanel);
-    }
-  }
-}
-
-// V as pairs of keys: [num_keys / 2, head_dim] words.
-inline void pack_value_pairs(const void* const* keys, int num_keys, int head_dim, float* out) {
-  for (int key = 0; key < num_keys; key += 2) {
-    const uint16_t *first = row_of<uint16_t>(keys, key), *second = row_of<uint16_t>(keys, key + 1);
-    for (int d = 0; d < head_dim; d += 16) {
-      const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(first + d)));
-      const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(second + d)));
-      store(out + (int64_t)(key / 2) * head_dim + d, (Vec)_mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
-    }
-  }
-}
-#endif
 
 }  // namespace sg

@@ -12,10 +12,12 @@ namespace {
 using namespace sg;
 
 constexpr int kItemsPerThread = 4;  // aimed at, so that threads end together
-constexpr int kPackingRows = 16;    // packing a key costs about as much as this many query rows
+constexpr int kSmallTileRows = 64;  // below, packing would cost too much
+constexpr int kPackingRows = 16;    // reading a key costs about as much as this many query rows
 
 int64_t cost(const Item& item, int group) {
-  return (int64_t)(item.end_chunk - item.chunk) * (item.num_tokens * group + kPackingRows);
+  const int end = std::min(item.position + item.num_tokens, item.end_chunk * kChunk);
+  return (int64_t)(end - item.chunk * kChunk) * (item.num_tokens * group + kPackingRows);
 }
 
 int first_chunk(int position, int window) {
@@ -27,12 +29,29 @@ struct Planner {
   Plan& plan;
   int64_t total = 0;
   int partial_rows = 0;
+  int tile_tokens = 1;
+
+  // Tiles are as large as can be, since packed keys serve a whole tile, but not so few that threads have none. What is
+  // cut further for that is less than 2 * kItemsPerThread items a thread, for which a plan has room.
+  void choose_tile() {
+    const int enough = args.num_threads > 1 ? args.num_threads * kItemsPerThread : 1;
+    for (int rows = kTileRows; rows >= kSmallTileRows; rows /= 2) {
+      tile_tokens = std::max(1, rows / args.group);
+      int items = 0;
+      for (int r = 0; r < args.num_reqs; r++) items += num_tiles(r) * args.num_kv_heads;
+      if (items >= enough) return;
+    }
+  }
+
+  int num_tokens(int r) const { return args.query_start_loc[r + 1] - args.query_start_loc[r]; }
+
+  int num_tiles(int r) const { return (num_tokens(r) + tile_tokens - 1) / tile_tokens; }
 
   bool cut_requests() {
-    const int tile = std::max(1, kTileRows / args.group);
     for (int r = 0; r < args.num_reqs; r++) {
-      const int start = args.query_start_loc[r], end = args.query_start_loc[r + 1];
+      const int start = args.query_start_loc[r], end = args.query_start_loc[r + 1], tiles = num_tiles(r);
       const int computed = args.seq_lens[r] - (end - start);
+      const int tile = tiles == 0 ? 1 : (end - start + tiles - 1) / tiles;
       for (int token = start; token < end; token += tile) {
         Item item = {r, 0, token, std::min(tile, end - token), computed + token - start, 0, 0, -1};
         item.chunk = first_chunk(item.position, args.window);
@@ -72,13 +91,23 @@ struct Planner {
     }
   }
 
+  // The largest requests first, and of each the largest items, so that the last ones are small; the items that read
+  // the same keys together, so that these are in a cache.
   void sort_items() {
     std::sort(plan.items, plan.items + plan.num_items, [this](const Item& a, const Item& b) {
+      if (a.request != b.request) {
+        const int64_t cost_a = cost_of_request(a.request), cost_b = cost_of_request(b.request);
+        return cost_a != cost_b ? cost_a > cost_b : a.request < b.request;
+      }
+      if (a.kv_head != b.kv_head) return a.kv_head < b.kv_head;
       const int64_t cost_a = cost(a, args.group), cost_b = cost(b, args.group);
       if (cost_a != cost_b) return cost_a > cost_b;
-      if (a.kv_head != b.kv_head && a.request == b.request) return a.kv_head < b.kv_head;
       return a.token != b.token ? a.token < b.token : a.chunk < b.chunk;
     });
+  }
+
+  int64_t cost_of_request(int r) const {
+    return (int64_t)args.seq_lens[r] * (std::min(num_tokens(r), tile_tokens) * args.group + kPackingRows);
   }
 };
 
@@ -91,6 +120,7 @@ extern "C" STEPGRAPH_EXPORT int stepgraph_plan_attention(const void* untyped) {
   plan.num_items = plan.num_merges = 0;
   plan.num_tokens = args.query_start_loc[args.num_reqs];
   Planner planner = {args, plan};
+  planner.choose_tile();
   if (!planner.cut_requests()) return 0;
   planner.split_items();
   planner.sort_items();

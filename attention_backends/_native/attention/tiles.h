@@ -1,7 +1,7 @@
-// Products in AMX tiles: 16 x 16 sums of bf16 pairs, two by two.
+// Products in AMX tiles: 16 x 16 sums of bf16 pairs, two by two. An element along K is a pair, in 32 bits.
 #pragma once
 
-#include "product.h"
+#include "pack.h"
 
 #if defined(STEPGRAPH_EMULATED_TILES)
 #include "emulated_tiles.h"
@@ -32,6 +32,34 @@ namespace sg {
 
 constexpr int kTile = 16;  // rows, columns, and words along K
 
+// K as pairs along the head dimension; `depth` >= head_dim / 2 is a multiple of 16, zeros after the keys' end.
+inline void pack_key_pairs(const void* const* keys, Span span, int head_dim, int depth, float* out) {
+  for (int key = span.begin; key < span.end; key += 16) {
+    float* column = out + (int64_t)(key / kPanel) * kPanel * depth + key % kPanel;
+    for (int word = 0; word < depth; word += 16) {
+      const int words = head_dim / 2 - word;
+      const __mmask16 inside = words >= 16 ? 0xffff : (__mmask16)((1u << words) - 1);
+      Vec rows[16];
+      for (int i = 0; i < 16; i++) {
+        rows[i] = (Vec)_mm512_maskz_loadu_epi32(inside, row_of<uint16_t>(keys, key + i) + 2 * word);
+      }
+      store_transposed(rows, column + (int64_t)word * kPanel, kPanel);
+    }
+  }
+}
+
+// V as pairs of keys: [num_keys / 2, head_dim] words.
+inline void pack_value_pairs(const void* const* keys, Span span, int head_dim, float* out) {
+  for (int key = span.begin; key < span.end; key += 2) {
+    const uint16_t *first = row_of<uint16_t>(keys, key), *second = row_of<uint16_t>(keys, key + 1);
+    for (int d = 0; d < head_dim; d += 16) {
+      const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(first + d)));
+      const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(second + d)));
+      store(out + (int64_t)(key / 2) * head_dim + d, (Vec)_mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+    }
+  }
+}
+
 // One or two tiles of rows by one or two of columns. Sums in tiles 0-3, A in 4 and 5, B in 6 and 7; the numbers are
 // part of the instructions, hence literal.
 template <bool TwoRows, bool TwoColumns>
@@ -61,7 +89,7 @@ inline void tile_block(const float* a, int lda, const float* b, int ldb, float* 
   if (TwoRows && TwoColumns) _tile_stored(3, c + (int64_t)kTile * ldc + kTile, ldc * 4);
 }
 
-// As `product`, of pairs. A and C have room for M rounded up to 16; K and N are multiples of 16.
+// As `product`. A and C have room for M rounded up to 16; K and N are multiples of 16.
 inline void tile_product(const float* a, int lda, Packed b, float* c, int ldc, int M, int N, int K) {
   asm volatile("" ::: "memory");  // GCC does not know that a tile load reads memory
   for (int n = 0; n < N; n += 2 * kTile) {

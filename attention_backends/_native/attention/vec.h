@@ -100,6 +100,18 @@ inline Vec exp2(Vec x) {
 #endif
 }
 
+inline IntVec lane_numbers() {
+  IntVec lanes;
+  for (int i = 0; i < W; i++) lanes[i] = i;
+  return lanes;
+}
+
+// v in lanes [begin, end), `other` in all others; begin and end may lie outside of the vector.
+inline Vec only_lanes(Vec v, int begin, int end, float other) {
+  const IntVec lanes = lane_numbers();
+  return ((lanes >= begin) & (lanes < end)) ? v : splat(other);
+}
+
 inline float exp2_one(float x) { return exp2<false>(splat(x))[0]; }
 
 inline Vec tanh(Vec x) {

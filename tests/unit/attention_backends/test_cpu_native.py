@@ -1,7 +1,8 @@
 """`cpu_native` against dense attention in float64 and against its twin, for every instruction set.
 
-Float32 is held to 1e-5. In bf16 and float16 the weights of the softmax are rounded too, so a result
-may be off by one step of its type at the size of the values: 2^-7 and 2^-10 of the largest.
+Float32 is held to 1e-5. In bf16 and float16 only the result is rounded, by half a step of its type
+at the size of the values, 2^-8 and 2^-11 of the largest, and 1e-4 is granted to the softmax. AMX
+tiles round the softmax's weights too: 2^-7.
 """
 
 from dataclasses import replace
@@ -20,12 +21,14 @@ from attention_backends import (
     choose_backend,
     compiler_problem,
 )
+from attention_backends._native.attention_args import HEADER_WORDS, ITEM_FIELDS
 from attention_backends.cpu_native import Backend
 from attention_backends.torch_paged import Backend as Twin
 from tests.unit.attention_backends.paging import Step, make_shape, make_step
 
 CPU = torch.device("cpu")
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-8 + 1e-4, torch.float16: 2**-11 + 1e-4}
+TILE_TOLERANCE = 2**-7
 
 if compiler_problem():
     pytest.skip(compiler_problem(), allow_module_level=True)
@@ -54,11 +57,22 @@ def make_backend(step: Step, isa: str | None = None) -> Backend:
     return Backend([step.shape], step.block_size, CPU, isa)
 
 
-def check(step: Step, out: torch.Tensor, expected: torch.Tensor | None = None) -> None:
-    """Real rows within the tolerance of the dtype, relative to the largest value; others zero."""
+def granted(step: Step, isa: str) -> float:
+    in_tiles = isa == "amx" and step.shape.dtype is step.shape.kv_dtype is torch.bfloat16
+    return TILE_TOLERANCE if in_tiles else TOLERANCE[step.shape.dtype]
+
+
+def check(
+    step: Step,
+    out: torch.Tensor,
+    expected: torch.Tensor | None = None,
+    tolerance: float | None = None,
+) -> None:
+    """Real rows within the tolerance (the dtype's where None), relative to the largest value;
+    others zero."""
     expected = step.expected() if expected is None else expected
     error = (out[: step.real].double() - expected).abs().max() / expected.abs().max()
-    assert error <= TOLERANCE[step.shape.dtype]
+    assert error <= (tolerance or TOLERANCE[step.shape.dtype])
     assert not out[step.real :].any()
 
 
@@ -110,7 +124,7 @@ def test_equals_dense_attention_in_float32(index, isa):
 @pytest.mark.parametrize("index", [1, 3, 4, 6, 9, 10, 11, 12, 14, 15, 17, 18, 20, 21])
 def test_equals_dense_attention_in_half_precision(index, dtype, isa):
     step, expected = swept(index, dtype)
-    check(step, run(step, make_backend(step, isa)), expected)
+    check(step, run(step, make_backend(step, isa)), expected, granted(step, isa))
 
 
 @pytest.mark.parametrize("index", [0, 3, 4, 6, 17, 21])
@@ -118,7 +132,10 @@ def test_equals_dense_attention_in_half_precision(index, dtype, isa):
 def test_equals_its_twin(index, dtype):
     step, _ = swept(index, dtype)
     twin = run(step, Twin([step.shape], step.block_size, CPU))
-    check(step, run(step, make_backend(step)), twin[: step.real].double())
+    backend = make_backend(step)
+    rounding_of_twin = 0 if dtype is torch.float32 else TOLERANCE[dtype]
+    tolerance = granted(step, backend.isa) + rounding_of_twin
+    check(step, run(step, backend), twin[: step.real].double(), tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -127,7 +144,7 @@ def test_the_cache_may_hold_another_type(dtype, kv_dtype, isa):
     step = make_step(make_shape((4, 2), 64, dtype), 16, [1, 9, 40], [300, 9, 270])
     kv = LayerKV(step.kv.k.to(kv_dtype), step.kv.v.to(kv_dtype))
     step = replace(step, shape=replace(step.shape, kv_dtype=kv_dtype), kv=kv)
-    check(step, run(step, make_backend(step, isa)))
+    check(step, run(step, make_backend(step, isa)), tolerance=granted(step, isa))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -145,7 +162,7 @@ def test_reads_its_own_layout_and_strided_queries(dtype, isa):
     fused[:, :6] = step.q
     strided = replace(step, q=fused[:, :6])
     expected = run(step, backend)
-    check(step, expected)
+    check(step, expected, tolerance=granted(step, isa))
     assert torch.equal(run(strided, backend, own), expected)
 
 
@@ -163,7 +180,7 @@ def test_a_request_gets_the_same_bits_in_any_company(isa):
             row = 1 if queries == [1] else 0
             part = _rows_of(whole, row, queries[0], tokens)
             if isa == "amx" and dtype is torch.bfloat16:  # few rows are summed in another order
-                check(part, run(part, make_backend(part, isa)))
+                check(part, run(part, make_backend(part, isa)), tolerance=granted(part, isa))
             else:
                 assert torch.equal(run(part, make_backend(part, isa)), expected[tokens])
         torch.set_num_threads(3)
@@ -206,6 +223,33 @@ def test_long_rows_are_split_over_their_keys(threads, window):
     assert work.header.num_merges > 0
     assert work.header.num_items > 2
     check(step, run(step, backend))
+
+
+def items_of(work: cpu_native.Work) -> list[tuple[int, int, int, int]]:
+    """(request, K/V head, first token, tokens) of each, as threads take them."""
+    fields = work.memory[HEADER_WORDS:][: work.header.num_items * ITEM_FIELDS]
+    return [tuple(row[:4]) for row in fields.view(-1, ITEM_FIELDS).tolist()]
+
+
+@pytest.mark.parametrize(("threads", "tokens"), [(1, 100), (2, 60), (3, 30), (8, 30)])
+def test_tiles_are_even_and_as_large_as_they_can_be_while_all_threads_have_work(threads, tokens):
+    torch.set_num_threads(threads)
+    step = make_step(make_shape((4, 2), 64), 16, [300], [300])
+    backend = make_backend(step)
+    (work,) = backend.plan(step.batch).work.values()
+    tiles = {(first, size) for _, _, first, size in items_of(work)}
+    assert tiles == {(first, tokens) for first in range(0, 300, tokens)}
+    check(step, run(step, backend))
+
+
+def test_items_that_read_the_same_keys_follow_each_other_from_the_largest_request_down():
+    step = make_step(make_shape((4, 2), 64), 16, [1, 600, 1], [40, 600, 900])
+    plan = make_backend(step).plan(step.batch)
+    (work,) = plan.work.values()
+    taken = [item[:2] for item in items_of(work)]
+    order = [(1, 0), (1, 1), (2, 0), (2, 1), (0, 0), (0, 1)]
+    assert taken == sorted(taken, key=order.index)
+    assert len(set(taken)) == len(order)
 
 
 def test_nan_in_a_request_stays_in_it():
@@ -292,7 +336,7 @@ def test_tiles_agree_with_dense_attention_where_their_registers_are_emulated(mon
     monkeypatch.setattr(cpu_native, "SOURCE", source)
     for index in (0, 1, 3, 4, 6, 9, 10, 11, 12, 17, 20, 21):
         step, expected = swept(index, torch.bfloat16)
-        check(step, run(step, make_backend(step, "avx512_bf16")), expected)
+        check(step, run(step, make_backend(step, "avx512_bf16")), expected, TILE_TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +345,7 @@ def test_tiles_agree_with_dense_attention_where_their_registers_are_emulated(mon
         ({"dtype": torch.float64}, "dtype torch.float64"),
         ({"kv_dtype": torch.int8}, "kv_dtype torch.int8"),
         ({"num_q_heads": 5}, "5 query heads cannot share 2"),
-        ({"num_q_heads": 300}, "150 query heads of one K/V head"),
+        ({"num_q_heads": 600}, "300 query heads of one K/V head"),
         ({"head_dim": 40}, "head_dim 40 is not a multiple of 16"),
         ({"head_dim": 1024}, "head_dim 1024"),
         ({"scale": -1.0}, "scale"),
