@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from attention_backends import NativeBuildError, NativeKernel, launch
+from runtime.cgroup import ROOT, cpu_quotas
 from runtime.config import format_cores, parse_cores
 from runtime.errors import ConfigError
 
@@ -29,6 +30,7 @@ class _NoArgs(ctypes.Structure):
 
 
 _KEY = "engine.bind_cores"
+_OMP_VARIABLE = "OMP_NUM_THREADS"
 
 
 class StepThreads:
@@ -136,9 +138,10 @@ def threads_of(config: EngineConfig) -> StepThreads:
         cores = spread_cores(allowed)
         count = _count_of(config.threads)
     if count > len(cores):
+        source = "engine.threads" if config.threads != "auto" else _OMP_VARIABLE
         raise ConfigError(
             f"{_KEY}: {format_cores(cores)} are {len(cores)} cores for the {count} threads of "
-            "engine.threads; each needs one"
+            f"{source}; each needs one"
         )
     return StepThreads(count, cores[:count])
 
@@ -157,7 +160,7 @@ def workers_of_pool(count: int) -> list[int]:
     return [numbers[thread] for thread in sorted(numbers) if thread]
 
 
-def spread_cores(allowed: set[int], root: Path = Path("/")) -> list[int]:
+def spread_cores(allowed: set[int], root: Path = ROOT) -> list[int]:
     """The cores in the order in which threads should take them: one hardware thread of each
     physical core, then the others."""
     seen: dict[str, int] = {}
@@ -175,56 +178,22 @@ def spread_cores(allowed: set[int], root: Path = Path("/")) -> list[int]:
     return sorted(ranks, key=lambda core: (ranks[core], core))
 
 
-def num_usable_cpus(root: Path = Path("/")) -> int:
+def num_usable_cpus(root: Path = ROOT) -> int:
     """OMP_NUM_THREADS where it is set; else the CPUs of the affinity mask, capped by the quotas of
     the process's cgroup and of those above it, so that a container is not oversubscribed.
 
     Args:
         root: where /proc and /sys are.
     """
-    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    asked = os.environ.get(_OMP_VARIABLE, "").split(",")[0]
     if asked.isdecimal() and int(asked):
         return int(asked)
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quotas = [_quota(folder) for folder in _cgroup_folders(root)]
-    return min([cpus, *(max(1, int(quota)) for quota in quotas if quota is not None)])
+    return min([cpus, *(max(1, int(quota)) for quota in cpu_quotas(root))])
 
 
 def _count_of(wanted: int | str) -> int:
     return wanted if isinstance(wanted, int) else num_usable_cpus()
-
-
-def _cgroup_folders(root: Path) -> list[Path]:
-    """Folders of the process's CPU cgroup and of all above it, version 2 and 1. A container may
-    see its own cgroup at the mount, under whatever path the host has for it."""
-    mount = root / "sys/fs/cgroup"
-    of_cpu = [mount / "cpu", mount / "cpu,cpuacct"]
-    folders = [mount, *of_cpu]
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return folders
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        below = Path(path.lstrip("/"))
-        for at in of_cpu if controllers else (mount, mount / "unified"):
-            folders += [at / part for part in (below, *below.parents)]
-    return list(dict.fromkeys(folders))
-
-
-def _quota(folder: Path) -> float | None:
-    """CPUs that a cgroup grants; None where it sets no limit."""
-    try:
-        if (folder / "cpu.max").exists():
-            quota, period = (folder / "cpu.max").read_text().split()
-        else:
-            quota = (folder / "cpu.cfs_quota_us").read_text()
-            period = (folder / "cpu.cfs_period_us").read_text()
-        return None if quota == "max" or int(quota) <= 0 else int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):
-        return None
 
 
 def _threads_of_process() -> set[int]:

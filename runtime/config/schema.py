@@ -184,7 +184,9 @@ class EngineConfig(Section):
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: PositiveInt | Auto = Field(
-        "auto", description="CPU threads of the forward; auto: what the cgroup grants"
+        "auto",
+        description="CPU threads of a step; auto: OMP_NUM_THREADS, else the cores that affinity "
+        "and the cgroup's quota grant",
     )
     bind_cores: Cores = Field(
         False,

@@ -4,13 +4,13 @@ and the cgroup, leave free beside everything else."""
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 import torch
 
 from attention_backends import NUM_RESERVED_BLOCKS
+from runtime.cgroup import memory_headrooms
 from runtime.config import RuntimeConfig, blocks_for, format_memory, parse_memory
 from runtime.errors import ConfigError
 from runtime.models import ModelSpec
@@ -25,7 +25,6 @@ CPU_MOST_BYTES = 4 << 30
 """Of a pool under `cache.memory: auto`: the machine is not this process's alone."""
 CUDA_SHARE = 0.95
 """Of the free memory, for the pool and what was measured beside it: allocators lose a part."""
-CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 class _Room(NamedTuple):
@@ -168,42 +167,4 @@ def free_memory_bytes(device: torch.device) -> int:
     """Memory that can still be taken on the device; on the CPU, also within the cgroup's limit."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min([psutil.virtual_memory().available, *cgroup_headrooms()])
-
-
-def cgroup_headrooms(root: Path = CGROUP_ROOT, own: Path = Path("/proc/self/cgroup")) -> list[int]:
-    """Bytes left under each memory limit that binds this process, cgroup v2 or v1; file pages that
-    can be dropped count as free. Empty where there is no limit, or no cgroup."""
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        return []
-    headrooms = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, names = root, ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            base = root / "memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
-            continue
-        folder = base / path.lstrip("/")
-        while True:
-            headroom = _headroom(folder, *names)
-            if headroom is not None:
-                headrooms.append(headroom)
-            if folder == base:
-                break
-            folder = folder.parent
-    return headrooms
-
-
-def _headroom(folder: Path, limit_name: str, usage_name: str, droppable_name: str) -> int | None:
-    try:
-        limit = int((folder / limit_name).read_text())
-        usage = int((folder / usage_name).read_text())
-        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return None  # "max", or a level without the controller
-    return max(0, limit - usage + int(stat.get(droppable_name, 0)))
+    return min([psutil.virtual_memory().available, *memory_headrooms()])

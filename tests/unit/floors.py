@@ -13,6 +13,7 @@ PACKAGES = ("runtime", "attention_backends", "graphs")
 
 FLOORS: dict[str, int] = {
     "attention_backends": 0,
+    "runtime.cgroup": 0,
     "runtime.errors": 0,
     "runtime.params": 0,
     "runtime.request": 0,

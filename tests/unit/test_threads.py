@@ -1,4 +1,4 @@
-"""runtime/threads.py: counts inside cgroups, cores, and workers that keep to them."""
+"""runtime/threads.py: counts, cores, and workers that keep to them."""
 
 from __future__ import annotations
 
@@ -50,63 +50,20 @@ def write(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-V2 = "sys/fs/cgroup"
-V1 = "sys/fs/cgroup/cpu,cpuacct"
-
-
 @pytest.mark.usefixtures("eight")
 @pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, 8),
-        ({f"{V2}/cpu.max": "max 100000\n"}, 8),
-        ({f"{V2}/cpu.max": "350000 100000\n"}, 3),
-        ({f"{V2}/cpu.max": "50000 100000\n"}, 1),
-        ({f"{V2}/cpu.max": "1600000 100000\n"}, 8),
-        ({f"{V2}/cpu.max": "nonsense\n"}, 8),
-        ({"proc/self/cgroup": "0::/a/b\n", f"{V2}/a/b/cpu.max": "200000 100000\n"}, 2),
-        (
-            {
-                "proc/self/cgroup": "0::/a/b\n",
-                f"{V2}/a/b/cpu.max": "max 100000\n",
-                f"{V2}/a/cpu.max": "400000 100000\n",
-            },
-            4,
-        ),
-        ({f"{V1}/cpu.cfs_quota_us": "-1\n", f"{V1}/cpu.cfs_period_us": "100000\n"}, 8),
-        ({f"{V1}/cpu.cfs_quota_us": "200000\n", f"{V1}/cpu.cfs_period_us": "100000\n"}, 2),
-        (
-            {
-                "proc/self/cgroup": "9:cpuset:/x\n3:cpu,cpuacct:/docker/c\n0::/\n",
-                f"{V1}/docker/c/cpu.cfs_quota_us": "500000\n",
-                f"{V1}/docker/c/cpu.cfs_period_us": "100000\n",
-            },
-            5,
-        ),
-        (  # of another controller: it says nothing of CPU time
-            {
-                "proc/self/cgroup": "9:cpuset:/x\n",
-                f"{V1}/x/cpu.cfs_quota_us": "100000\n",
-                f"{V1}/x/cpu.cfs_period_us": "100000\n",
-            },
-            8,
-        ),
-        (
-            {
-                "proc/self/cgroup": "0::/c\n",
-                f"{V2}/unified/c/cpu.max": "300000 100000\n",
-            },
-            3,
-        ),
-    ],
+    ("quotas", "expected"), [([], 8), ([3.5], 3), ([0.5], 1), ([16.0], 8), ([6.0, 4.0], 4)]
 )
-def test_quotas_cap_the_cores_of_the_mask(tmp_path: Path, files: dict, expected: int) -> None:
-    assert num_usable_cpus(write(tmp_path, files)) == expected
+def test_quotas_cap_the_cores_of_the_mask(
+    monkeypatch: pytest.MonkeyPatch, quotas: list[float], expected: int
+) -> None:
+    monkeypatch.setattr(threads, "cpu_quotas", lambda root: quotas)
+    assert num_usable_cpus() == expected
 
 
 @pytest.mark.usefixtures("eight")
 def test_omp_num_threads_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = write(tmp_path, {f"{V2}/cpu.max": "200000 100000\n"})
+    root = write(tmp_path, {"sys/fs/cgroup/cpu.max": "200000 100000\n"})
     monkeypatch.setenv("OMP_NUM_THREADS", "12,2")
     assert num_usable_cpus(root) == 12
 
@@ -142,12 +99,22 @@ def test_cores_that_cannot_be_had_are_refused(engine: dict, message: str) -> Non
         threads_of(EngineConfig(**engine))
 
 
+@pytest.mark.usefixtures("eight")
+def test_a_count_of_the_environment_is_blamed_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "12")
+    message = r"0-7 are 8 cores for the 12 threads of OMP_NUM_THREADS; each needs one"
+    with pytest.raises(ConfigError, match=message):
+        threads_of(EngineConfig(bind_cores=True))
+    with pytest.raises(ConfigError, match=r"for the 12 threads of engine\.threads;"):
+        threads_of(EngineConfig(bind_cores=True, threads=12))
+
+
 @pytest.mark.parametrize(
     ("engine", "expected"),
     [
         ({}, (8, ())),
         ({"threads": 3}, (3, ())),
-        ({"bind_cores": True, "threads": 2}, (2, (0, 1))),
+        ({"bind_cores": True, "threads": 2}, (2, (0, 4))),
         ({"bind_cores": "5,2-3"}, (3, (5, 2, 3))),
         ({"bind_cores": 4}, (1, (4,))),
         ({"bind_cores": "2-7", "threads": 2}, (2, (2, 3))),
@@ -159,6 +126,7 @@ def test_what_the_keys_come_to(
 ) -> None:
     monkeypatch.setattr(threads, "workers_of_pool", lambda count: [])
     monkeypatch.setattr(threads, "num_usable_cpus", lambda: 8)
+    monkeypatch.setattr(threads, "spread_cores", lambda allowed: [0, 4, 1, 5, 2, 6, 3, 7])
     found = threads_of(EngineConfig(**engine))
     assert (found.count, found.cores) == expected
 

@@ -5,7 +5,7 @@ from runtime.config import RuntimeConfig
 from runtime.errors import ConfigError
 from runtime.models import read_spec
 from runtime.runner import kv_memory
-from runtime.runner.kv_memory import cgroup_headrooms, size_kv_pool
+from runtime.runner.kv_memory import size_kv_pool
 from tests.unit.runner.helpers import CPU
 
 BLOCK_BYTES = 4 * 2 * 2 * 8 * 4 * 2  # tokens, K and V, heads, dim, bytes, layers
@@ -99,41 +99,10 @@ def test_more_than_is_free_is_an_error(size, cache):
         size(free=500 * BLOCK_BYTES, **cache)
 
 
-def write_level(folder, limit, usage, droppable, version=2):
-    folder.mkdir(parents=True, exist_ok=True)
-    names = (
-        ("memory.max", "memory.current")
-        if version == 2
-        else (
-            "memory.limit_in_bytes",
-            "memory.usage_in_bytes",
-        )
-    )
-    (folder / names[0]).write_text(f"{limit}\n")
-    (folder / names[1]).write_text(f"{usage}\n")
-    key = "inactive_file" if version == 2 else "total_inactive_file"
-    (folder / "memory.stat").write_text(f"anon 5\n{key} {droppable}\n")
-
-
-def test_every_level_of_a_cgroup_binds(tmp_path):
-    own = tmp_path / "own"
-    own.write_text("0::/a/b\n")
-    root = tmp_path / "root"
-    write_level(root / "a" / "b", 1000, 600, 100)
-    write_level(root / "a", 800, 700, 50)
-    write_level(root, "max", 5, 0)
-    assert cgroup_headrooms(root, own) == [500, 150]
-    write_level(root / "a", 800, 900, 0)
-    assert cgroup_headrooms(root, own) == [500, 0]
-
-
-def test_version_1_and_no_cgroup(tmp_path):
-    own = tmp_path / "own"
-    own.write_text("5:cpu:/x\n4:memory,hugetlb:/x\n0::/\n")
-    write_level(tmp_path / "root" / "memory" / "x", 900, 300, 10, version=1)
-    assert cgroup_headrooms(tmp_path / "root", own) == [610]
-    assert cgroup_headrooms(tmp_path / "root", tmp_path / "missing") == []
-
-
 def test_free_memory_here_is_positive():
     assert kv_memory.free_memory_bytes(CPU) > 0
+
+
+def test_free_memory_is_what_the_tightest_limit_leaves(monkeypatch):
+    monkeypatch.setattr(kv_memory, "memory_headrooms", lambda: [500, 150])
+    assert kv_memory.free_memory_bytes(CPU) == 150
