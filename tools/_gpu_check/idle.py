@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -50,47 +51,62 @@ class Overlapped(NamedTuple):
         return max(0.0, 1 - self.device / self.step)
 
 
-def check_idle(
-    line: str,
-    runner: ModelRunner,
-    config: Any,
-    scale: Scale,
-    block_size: int,
-    num_blocks: int,
-    report: Report,
-    deadline: Deadline,
-) -> None:
-    """A line: decode steps of many requests, by the real scheduler and engine."""
-    context, steps = min(scale.contexts), STEPS_PER_REPEAT * scale.repeats
-    max_model_len = config.model.max_model_len
-    fitting = num_blocks * block_size // max_model_len
-    rows = min(ROWS, max(scale.rows), fitting)
-    line = f"{line} overlapped {rows} x {context}"
-    if deadline.is_over or not rows:
-        report.skip("host", line, "time limit" if rows else "the KV pool holds no request")
+@dataclass(frozen=True, slots=True)
+class OverlappedSteps:
+    """Decode steps of many requests, by the real scheduler and engine."""
+
+    job: str
+    runner: ModelRunner
+    config: Any
+    scale: Scale
+    block_size: int
+    num_blocks: int
+
+    @property
+    def rows(self) -> int:
+        """Requests; 0 where the KV pool holds none."""
+        fitting = self.num_blocks * self.block_size // self.config.model.max_model_len
+        return min(ROWS, max(self.scale.rows), fitting)
+
+    @property
+    def context(self) -> int:
+        """Tokens of each request before its first step."""
+        return min(self.scale.contexts)
+
+    def run(self) -> Overlapped:
+        vocab_size = self.runner.sampler.vocab_size
+        engine = make_engine(
+            self.runner,
+            self.config,
+            vocab_size=vocab_size,
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            overlap=True,
+        )
+        rng = np.random.default_rng(2)
+        params = SamplingParams(temperature=0.0, max_tokens=self.config.model.max_model_len)
+        requests = [
+            Request(f"r{i}", random_tokens(rng, self.context, vocab_size), params)
+            for i in range(self.rows)
+        ]
+        with StepMarks(self.runner, self.scale.device) as marks:
+            return run_overlapped(engine, marks, requests, STEPS_PER_REPEAT * self.scale.repeats)
+
+
+def check_idle(steps: OverlappedSteps, report: Report, deadline: Deadline) -> None:
+    """A line: the device must be busy almost all of the time."""
+    line = f"{steps.job} overlapped {steps.rows} x {steps.context}"
+    if deadline.is_over or not steps.rows:
+        reason = "time limit" if steps.rows else "the KV pool holds no request"
+        report.skip("host", line, reason)
         return
-    engine = make_engine(
-        runner,
-        config,
-        vocab_size=runner.sampler.vocab_size,
-        block_size=block_size,
-        num_blocks=num_blocks,
-        overlap=True,
-    )
-    rng = np.random.default_rng(2)
-    params = SamplingParams(temperature=0.0, max_tokens=max_model_len)
-    requests = [
-        Request(f"r{i}", random_tokens(rng, context, runner.sampler.vocab_size), params)
-        for i in range(rows)
-    ]
-    with StepMarks(runner, scale.device) as marks:
-        found = run_overlapped(engine, marks, requests, steps)
+    found = steps.run()
     is_overlapped = found.ahead == found.steps and set(found.kinds).isdisjoint({Kind.EAGER.value})
     reason = f"the device is idle for more than {IDLE_AIM:.0%} of the time"
     report.check(
         "host",
         line,
-        is_overlapped and (found.idle <= IDLE_AIM or not scale.has_aims),
+        is_overlapped and (found.idle <= IDLE_AIM or not steps.scale.has_aims),
         reason if is_overlapped else "steps were not launched ahead, or ran eagerly",
         step_ms=found.step,
         device_ms=found.device,

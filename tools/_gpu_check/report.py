@@ -67,9 +67,9 @@ class Report:
         """A line that is ok or FAIL; `aim` is the reason of a FAIL."""
         self.add(section, name, OK if passed else FAIL, "" if passed else aim, **values)
 
-    def skip(self, section: str, name: str, reason: str) -> None:
-        """A line that was not looked at."""
-        self.add(section, name, SKIPPED, reason)
+    def skip(self, section: str, name: str, reason: str, **values: Any) -> None:
+        """A line that nothing was held against."""
+        self.add(section, name, SKIPPED, reason, **values)
 
     @contextmanager
     def guard(self, section: str, name: str) -> Iterator[None]:

@@ -15,7 +15,7 @@ from tools._gpu_check.able import able_backends, refusal_of
 from tools._gpu_check.batches import Part, Pool
 from tools._gpu_check.ceilings import Ceilings
 from tools._gpu_check.floors import floor_ms
-from tools._gpu_check.idle import check_idle
+from tools._gpu_check.idle import OverlappedSteps, check_idle
 from tools._gpu_check.report import Deadline, Report
 from tools._gpu_check.scale import Scale
 from tools._gpu_check.step_times import Bench, Times
@@ -111,16 +111,8 @@ class _Check:
             for context in scale.contexts:
                 for rows in scale.rows:
                     self._decode(bench, rows, context)
-            check_idle(
-                str(job),
-                runner,
-                config,
-                scale,
-                job.block_size,
-                num_blocks,
-                self._report,
-                self._deadline,
-            )
+            steps = OverlappedSteps(str(job), runner, config, scale, job.block_size, num_blocks)
+            check_idle(steps, self._report, self._deadline)
             tokens = scale.step_tokens
             self._whole_budget(bench, f"prefill {tokens}", [Part(0, tokens)])
             decodes = [Part(scale.contexts[0] - 1, 1)] * (min(64, max(scale.rows)) - 1)
@@ -153,17 +145,23 @@ class _Check:
         return parts.graphs
 
     def _capture(self, runner: ModelRunner, estimate: int | None) -> None:
-        captured = runner.graphs.report
+        captured, line = runner.graphs.report, f"{self._job} capture"
         took = captured.memory_bytes
+        values = {
+            "graphs": len(captured.records),
+            "seconds": captured.seconds,
+            "MiB": took / MIB,
+        }
+        if estimate is None:
+            self._report.skip("memory", line, "no estimate for this pair", **values)
+            return
         self._report.check(
             "memory",
-            f"{self._job} capture",
-            estimate is None or estimate >= ESTIMATE_AIM * took,
+            line,
+            estimate >= ESTIMATE_AIM * took,
             f"estimated under {ESTIMATE_AIM:g} of what it took",
-            graphs=len(captured.records),
-            seconds=captured.seconds,
-            MiB=took / MIB,
-            **({} if estimate is None else {"estimated_MiB": estimate / MIB}),
+            **values,
+            estimated_MiB=estimate / MIB,
         )
 
     def _decode(self, bench: Bench, rows: int, context: int) -> None:
