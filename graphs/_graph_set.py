@@ -247,4 +247,4 @@ class GraphSet:
             return
         with torch.inference_mode():
             expected = call(run_in_place)
-        check_equal(key, hidden, expected, options.compare_tolerance)
+        check_equal(key, hidden, expected)

@@ -31,30 +31,25 @@ class GraphOptions:
     """compare the addresses of the named buffers before each replay"""
     compare_every: int = 0
     """run every n-th replay eagerly too and compare; 0 is off"""
-    compare_tolerance: float | None = None
-    """see `check_equal`; None: by the type, COMPARE_TOLERANCE"""
     before_run: Callable[[GraphKey], None] | None = None
     """called before each step, such as a canary that poisons padding"""
     after_run: Callable[[GraphKey, Tensor], None] | None = None
     """called with the step's [T, hidden]"""
 
 
-def check_equal(
-    key: GraphKey, replayed: Tensor, eager: Tensor, tolerance: float | None = None
-) -> None:
+def check_equal(key: GraphKey, replayed: Tensor, eager: Tensor) -> None:
     """Demand that a replay gave what the eager forward gives; where that is not finite, exactly.
 
     Args:
         key: the step's, for the message.
         replayed: [T, hidden].
         eager: [T, hidden].
-        tolerance: largest distance between a row and its eager one, as a share of the latter's
-            length; None: COMPARE_TOLERANCE of the type.
 
     Raises:
-        GraphError: says how many rows differ, which is the first, and by how much.
+        GraphError: rows are farther from their eager ones than COMPARE_TOLERANCE allows; says how
+            many, which is the first, and by how much.
     """
-    allowed = COMPARE_TOLERANCE[eager.dtype] if tolerance is None else tolerance
+    allowed = COMPARE_TOLERANCE[eager.dtype]
     wide = torch.promote_types(eager.dtype, torch.float32)
     a, b = replayed.flatten(1).to(wide), eager.flatten(1).to(wide)
     is_same = (a == b) | (a.isnan() & b.isnan())

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attention_backends import GraphSupport, Support, compiler_problem
 from graphs import GraphError, GraphKey, GraphOptions, GraphSet, Kind, run_in_place
+from graphs._options import COMPARE_TOLERANCE
 from graphs._report import MIB
 from tests.unit.graphs.driving import (
     BUDGET,
@@ -228,9 +229,13 @@ def test_a_canary_hook_can_poison_padding(runner: ToyRunner) -> None:
         run_step(graphs, runner, pieces)
 
 
-def test_comparison_with_eager_allows_the_tolerance(runner: ToyRunner) -> None:
-    for tolerance, is_refused in ((0.0, True), (None, True), (9.0, False)):
-        options = GraphOptions(compare_every=2, compare_tolerance=tolerance)
+def test_comparison_with_eager_allows_the_tolerance(
+    runner: ToyRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = GraphOptions(compare_every=2)
+    default = COMPARE_TOLERANCE[torch.float64]
+    for tolerance, is_refused in ((0.0, True), (default, True), (9.0, False)):
+        monkeypatch.setitem(COMPARE_TOLERANCE, torch.float64, tolerance)
         graphs = graph_set(runner, "emulated", "emulated", options=options)
         key = graphs.dispatch(4, 4, 1, 1)
         runner.fill_dummy(4)
