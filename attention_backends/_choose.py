@@ -40,7 +40,7 @@ class _Plugin(NamedTuple):
 
     backend: type[AttentionBackend] | None
     reason: str
-    """why it could not be imported"""
+    """why there is none"""
     preference: int
 
 
@@ -102,7 +102,7 @@ def choose_backend(
 
     answers: dict[str, _Answer] = {}
     passed_over: dict[str, str] = {}
-    # one at a time, so that no library is loaded that nobody will use
+    # one at a time: beside the libraries that tell preferences, none is loaded that nobody will use
     for candidate, plugin in _by_preference(device).items():
         answer = answers[candidate] = _ask(plugin, shapes, block_size, device)
         if answer.backend is not None and answer.support.ok:
@@ -131,9 +131,12 @@ def _by_preference(device: torch.device) -> dict[str, _Plugin]:
 def _find(name: str, device: torch.device) -> _Plugin:
     try:
         backend = importlib.import_module(f"{PACKAGE}.{name}").Backend
-        return _Plugin(backend, "", backend.preference(device))
     except Exception as error:  # a plug-in's import may fail in any way; it is then unable
         return _Plugin(None, f"cannot be imported: {type(error).__name__}: {error}", 0)
+    try:
+        return _Plugin(backend, "", backend.preference(device))
+    except Exception as error:  # must not happen, and must not take the others down
+        return _Plugin(None, f"preference failed: {type(error).__name__}: {error}", 0)
 
 
 def _ask(

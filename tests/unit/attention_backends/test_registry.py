@@ -130,6 +130,19 @@ def test_a_file_without_a_backend_class_is_unable(backends, monkeypatch):
     assert "cannot be imported: AttributeError" in examine_all(SHAPES, 16, CPU)["a"].reason
 
 
+def test_a_preference_that_fails_is_told_as_such(backends):
+    def preference(device):
+        raise RuntimeError("driver gone")
+
+    broken = SimpleNamespace(examine=lambda *asked: Support(True), preference=preference)
+    backends(a=broken, b=fake(Support(True)))
+    reason = "preference failed: RuntimeError: driver gone"
+    assert examine_all(SHAPES, 16, CPU)["a"].reason == reason
+    assert choose_backend("auto", SHAPES, 16, CPU).backend.preference(CPU) == 0
+    with pytest.raises(BackendChoiceError, match=f"a: {reason}"):
+        choose_backend("a", SHAPES, 16, CPU)
+
+
 def test_when_none_is_able_auto_says_why(backends):
     backends(a=fake(Support(False, "one")), b=fake(Support(False, "two")))
     with pytest.raises(BackendChoiceError, match=r"(?s)auto cannot.*a: one.*b: two"):
