@@ -109,14 +109,14 @@ def _check_weights(spec: ModelSpec, device: torch.device) -> None:
     """
     from runtime.config import format_memory
     from runtime.errors import ModelError
+    from runtime.models import smaller_weights
     from runtime.runner import free_memory_bytes
 
     free = free_memory_bytes(device)
     if spec.weight_bytes > free:
         raise ModelError(
             f"the weights take {format_memory(spec.weight_bytes)}, and {format_memory(free)} are "
-            f"free on {device}: set model.dtype to bfloat16 or float16 or model.quantization to "
-            "int8, or take a smaller model"
+            f"free on {device}: {smaller_weights(spec)}"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from runtime.models._spec import ModelSpec
+from runtime.models._spec import ModelSpec, smaller_weights
 
 if TYPE_CHECKING:
     from runtime.models._load import check_files, load_model, read_spec
@@ -17,6 +17,7 @@ __all__ = [
     "check_files",
     "load_model",
     "read_spec",
+    "smaller_weights",
 ]
 
 _HOMES = {

@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from attention_backends import is_out_of_memory
 from runtime.config.schema import ModelConfig
 from runtime.disk_cache import (
     cache_folder_of,
@@ -52,7 +53,7 @@ def converted_folder(path: Path, config: ModelConfig, spec: ModelSpec) -> Path:
     is not there.
 
     Raises:
-        ModelError: the file is cut short or holds something unsupported, or the disk is full.
+        ModelError: the file is cut short or holds something unsupported, or disk or memory is full.
         ConfigError: the cache cannot be written.
     """
     folder = _folder_of(path, config, spec)
@@ -64,7 +65,15 @@ def converted_folder(path: Path, config: ModelConfig, spec: ModelSpec) -> Path:
     def write(into: Path) -> None:
         started = time.perf_counter()
         _log.info("converting %s to %s in %s", path, spec.dtype, folder)
-        _write(header, spec, into)
+        try:
+            _write(header, spec, into)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise ModelError(
+                f"out of memory while converting {path}, which takes place on the host: free "
+                f"memory there, or take a smaller model. {error}"
+            ) from error
         _log.info("converted in %.1f s", time.perf_counter() - started)
 
     publish_folder(folder, write, needed_bytes=_needed_bytes(spec))

@@ -12,7 +12,7 @@ from runtime.errors import ModelError
 from runtime.models._decoder import Decoder
 from runtime.models._interface import DecoderModel
 from runtime.models._plugins import find_plugin
-from runtime.models._spec import ModelSpec
+from runtime.models._spec import ModelSpec, smaller_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,7 @@ def build(spec: ModelSpec, device: torch.device, fill: Callable[[Decoder], None]
                 raise
             raise ModelError(
                 f"out of memory for the weights, which take {spec.weight_bytes / (1 << 20):.0f} "
-                f"MiB on {device}: set model.dtype to bfloat16 or float16 or model.quantization to "
-                f"int8, take a smaller model, or free memory there. {error}"
+                f"MiB on {device}: {smaller_weights(spec)}, or free memory there. {error}"
             ) from error
     return LoadedModel(model, spec, attention_shapes(spec), device)
 

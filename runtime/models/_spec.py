@@ -80,3 +80,13 @@ class ModelSpec:
         """Bytes of K and V of one token over all layers."""
         per_layer = 2 * self.num_kv_heads * self.head_dim
         return self.num_layers * per_layer * DTYPE_BYTES[self.dtype]
+
+
+def smaller_weights(spec: ModelSpec) -> str:
+    """What makes these weights smaller, for a message: no key that is set so already."""
+    keys = []
+    if spec.dtype == "float32":
+        keys.append("model.dtype to bfloat16 or float16")
+    if spec.quantization == "none" and not spec.q8_0:
+        keys.append("model.quantization to int8")
+    return f"set {' or '.join(keys)}, or take a smaller model" if keys else "take a smaller model"

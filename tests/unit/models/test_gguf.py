@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import struct
@@ -351,6 +352,22 @@ def test_a_disk_that_fills_up_while_converting(tiny: Path) -> None:
     assert "STEPGRAPH_CACHE_DIR" in output
     assert not [path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"]
     assert parameters_of(tiny, cache_dir=str(cache))["norm.weight"].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("Unable to allocate 2 GiB"), OSError(errno.ENOMEM, "no memory")]
+)
+def test_memory_that_runs_out_while_converting(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_gguf_convert, "_dequantized", refuse)
+        with pytest.raises(ModelError, match=r"^out of memory while converting .*t\.gguf.* host"):
+            load_model(config_of(tiny), CPU)
+    assert parameters_of(tiny)["norm.weight"].isfinite().all()
 
 
 def test_too_little_space_is_told_before_converting(

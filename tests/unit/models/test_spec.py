@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from runtime.config.schema import ModelConfig
 from runtime.errors import ConfigError, ModelError
-from runtime.models import load_model, read_spec
+from runtime.models import load_model, read_spec, smaller_weights
 from runtime.models._rope import inverse_frequencies
 from runtime.models._rope_spec import RopeSpec
 from tests.builders import ARCHITECTURES, make_hf_folder, write_config
@@ -227,3 +228,30 @@ def test_reading_a_spec_imports_no_torch(tmp_path: Path) -> None:
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"dtype": "float32"},
+            "set model.dtype to bfloat16 or float16 or model.quantization to int8, or take",
+        ),
+        ({"dtype": "bfloat16"}, "set model.quantization to int8, or take"),
+        (
+            {"dtype": "float32", "quantization": "int8"},
+            "set model.dtype to bfloat16 or float16, or take",
+        ),
+        ({"dtype": "float16", "quantization": "int8"}, "take"),
+    ],
+)
+def test_what_makes_weights_smaller_is_not_set_already(
+    tmp_path: Path, changes: dict[str, str], expected: str
+) -> None:
+    spec = spec_of(write_config(tmp_path), **changes)
+    assert smaller_weights(spec) == f"{expected} a smaller model"
+
+
+def test_weights_in_q8_0_are_not_advised_to_be_int8(tmp_path: Path) -> None:
+    spec = replace(spec_of(write_config(tmp_path), dtype="bfloat16"), q8_0=frozenset({"a"}))
+    assert smaller_weights(spec) == "take a smaller model"
