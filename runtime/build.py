@@ -132,7 +132,11 @@ def _kernels_and_tokenizer(
     config: RuntimeConfig, spec: ModelSpec, device: torch.device
 ) -> tuple[Choice, Tokenizer | None]:
     """The attention backend with every kernel of a CPU ready, and the tokenizer. At the first start
-    each takes seconds: kernels are compiled by other processes while a tokenizer is converted."""
+    each takes seconds: kernels are compiled by other processes while a tokenizer is converted.
+
+    A bad tokenizer, and an interrupt, are told at once. The compilation goes on, and the end of the
+    interpreter waits for it: what it publishes serves the next start.
+    """
     wanted = config.cache.block_size
     block_size = None if wanted == "auto" else wanted
     choose = partial(choose_backends, config.attention, attention_shapes(spec), block_size, device)
@@ -143,10 +147,13 @@ def _kernels_and_tokenizer(
         native_ops()
         return choose()
 
-    with ThreadPoolExecutor(1) as aside:
+    aside = ThreadPoolExecutor(1)
+    try:
         kernels = aside.submit(compile_and_choose)
         tokenizer = load_tokenizer(config.model)
         return kernels.result(), tokenizer
+    finally:
+        aside.shutdown(wait=False)
 
 
 def choose_device(wanted: str) -> torch.device:

@@ -53,6 +53,32 @@ def test_a_bad_tokenizer_is_told_before_a_bad_backend(
         build.build_engine(wrong)
 
 
+@pytest.mark.parametrize("error", [ModelError("no tokenizer"), KeyboardInterrupt()])
+def test_a_fault_is_told_while_kernels_are_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    compiling, told, compiled = threading.Event(), threading.Event(), threading.Event()
+
+    def compile_kernels() -> None:
+        compiling.set()
+        told.wait(20)
+        compiled.set()
+
+    def load_tokenizer(_: object) -> None:
+        assert compiling.wait(60)
+        raise error
+
+    monkeypatch.setattr(build, "native_ops", compile_kernels)
+    monkeypatch.setattr(build, "load_tokenizer", load_tokenizer)
+    try:
+        with pytest.raises(type(error)):
+            build.build_engine(config(tmp_path))
+        assert not compiled.is_set(), "the error waited for the compilation"
+    finally:
+        told.set()
+    assert compiled.wait(60), "the compilation was given up"
+
+
 @pytest.mark.parametrize(
     ("version", "reason"), [(None, "this torch is a CPU build"), ("13.0", "no device was found")]
 )
