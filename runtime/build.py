@@ -4,6 +4,7 @@ this order."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,14 @@ from attention_backends import Choice
 from runtime.config import RuntimeConfig, check_limits
 from runtime.engine import Engine
 from runtime.errors import ConfigError
-from runtime.models import ModelSpec, attention_shapes, check_files, load_model, read_spec
+from runtime.models import (
+    LoadedModel,
+    ModelSpec,
+    attention_shapes,
+    check_files,
+    load_model,
+    read_spec,
+)
 from runtime.ops.native import native_ops
 from runtime.runner import (
     ModelRunner,
@@ -70,23 +78,8 @@ def build_engine(config: RuntimeConfig) -> Parts:
     num_ids = min(spec.vocab_size, tokenizer.num_ids) if tokenizer else spec.vocab_size
     grammars = Grammars(tokenizer, spec.vocab_size, spec.eos_token_ids) if tokenizer else None
     block_size = choice.block_size
-    make_sampler = partial(
-        Sampler,
-        tokenizer=tokenizer,
-        num_valid_ids=num_ids,
-        grammars=grammars,
-    )
-    footprint = None
-    if device.type == "cuda":
-        footprint = measure_footprint(
-            config,
-            loaded,
-            choice.backend,
-            device=device,
-            block_size=block_size,
-            make_sampler=make_sampler,
-        )
-    num_blocks = size_kv_pool(config, spec, block_size, device, footprint)
+    make_sampler = partial(Sampler, tokenizer=tokenizer, num_valid_ids=num_ids, grammars=grammars)
+    num_blocks = _num_blocks(config, loaded, choice, device, make_sampler)
     max_model_len = resolve_max_model_len(config, spec, num_blocks, block_size)
     runner = ModelRunner(
         config,
@@ -126,6 +119,27 @@ def build_engine(config: RuntimeConfig) -> Parts:
         num_blocks=num_blocks,
         max_model_len=max_model_len,
     )
+
+
+def _num_blocks(
+    config: RuntimeConfig,
+    loaded: LoadedModel,
+    choice: Choice,
+    device: torch.device,
+    make_sampler: Callable[..., Sampler],
+) -> int:
+    """Usable KV blocks: on a GPU beside what is measured of the other parts."""
+    footprint = None
+    if device.type == "cuda":
+        footprint = measure_footprint(
+            config,
+            loaded,
+            choice.backend,
+            device=device,
+            block_size=choice.block_size,
+            make_sampler=make_sampler,
+        )
+    return size_kv_pool(config, loaded.spec, choice.block_size, device, footprint)
 
 
 def _kernels_and_tokenizer(
