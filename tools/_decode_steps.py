@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from attention_backends import NUM_RESERVED_BLOCKS, NativeKernel, launch
-from graphs import GraphKey, Kind
 from runtime.config import RuntimeConfig, blocks_for
 from runtime.models import LoadedModel
 from runtime.params import SamplingParams
 from runtime.runner import ModelRunner, choose_backends
 from runtime.step import NewRow, SchedulerOutput
+from tools._steps import Part, run_eagerly, step_of
 
 PARTS = ("linear", "attention", "rows", "head", "host")
 NEXT_TOKENS = 2
 """The one that a step runs, and the one that it samples."""
 LEAST_REPEATS, MOST_REPEATS, ENOUGH_S = 3, 15, 1.0
+
+
+class Case(NamedTuple):
+    threads: int
+    batch: int
+    context: int
 
 
 class Found(NamedTuple):
@@ -36,18 +46,61 @@ class Found(NamedTuple):
     parts: dict[str, float]
 
 
+class UnseenLaunchError(RuntimeError):
+    """A step launched kernels that were not timed, so that their time would be the host's."""
+
+
+class LaunchCount(TorchFunctionMode):
+    """Counts native kernels by name, from wherever they are launched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: Counter[str] = Counter()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is launch:
+            self.kernels[args[0].name] += 1
+        elif isinstance(func, FunctionType) and not func.__module__.startswith("torch"):
+            with self:  # what it calls; itself unwrapped, or it would come back here
+                return inspect.unwrap(func)(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
 class KernelTimes:
-    """Seconds of native kernels by part, while a step runs eagerly."""
+    """Seconds of native kernels by part, while a step runs eagerly.
+
+    It takes the place of `launch` where that was imported: a torch function mode would see every
+    launch, but slows each torch op, which would count as the host's.
+    """
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._is_head = False
+        self.kernels: Counter[str] = Counter()
         self.seconds = dict.fromkeys(PARTS[:-1], 0.0)
 
     def launch(self, kernel: NativeKernel, *args: Any) -> None:
         begin = time.perf_counter()
         launch(kernel, *args)
         self.seconds[self._part_of(kernel.name)] += time.perf_counter() - begin
+        self.kernels[kernel.name] += 1
+
+    def check(self, launched: Counter[str]) -> None:
+        """
+        Args:
+            launched: kernels of the same step by `LaunchCount`.
+
+        Raises:
+            UnseenLaunchError: not all of them were timed, or a part had none.
+        """
+        if unseen := launched - self.kernels:
+            raise UnseenLaunchError(f"kernels were launched but not timed: {dict(unseen)}")
+        if silent := [part for part, seconds in self.seconds.items() if not seconds]:
+            raise UnseenLaunchError(
+                f"no native kernel was launched for {', '.join(silent)}: on this CPU, or for this "
+                "model, torch does their work, which is not told from the host's"
+            )
 
     def _part_of(self, kernel: str) -> str:
         if self._is_head:
@@ -116,13 +169,15 @@ class Bench:
         """Medians: of the step, and of its parts."""
         totals, by_part = [], []
         with run_eagerly(self.runner):
-            self.runner.execute(so)
+            with LaunchCount() as count:
+                self.runner.execute(so)
             for _ in repeats():
                 times = KernelTimes(self.runner)
                 with times.watching():
                     begin = time.perf_counter()
                     self.runner.execute(so)
                     totals.append((time.perf_counter() - begin) * 1e3)
+                times.check(count.kernels)
                 by_part.append({part: s * 1e3 for part, s in times.seconds.items()})
         parts = {part: median(one[part] for one in by_part) for part in PARTS[:-1]}
         parts["host"] = max(0.0, median(totals) - sum(parts.values()))
@@ -139,22 +194,8 @@ class Bench:
             for row, mine in enumerate(blocks.reshape(batch, each))
         )
         freed, self._held = tuple(self._held), list(range(batch))
-        self.runner.execute(step_of(0, 0, new_rows=new, freed_rows=freed))
-        return step_of(batch, context)
-
-
-def step_of(batch: int, context: int, **changes: Any) -> SchedulerOutput:
-    """A decode step of rows 0 to batch - 1."""
-    rows = np.arange(batch, dtype=np.int32)
-    none: dict[str, Any] = {"new_rows": (), "freed_rows": (), "new_block_ids": ()}
-    return SchedulerOutput(
-        step_id=0,
-        rows=rows,
-        num_scheduled_tokens=np.ones_like(rows),
-        num_computed_tokens=np.full_like(rows, context),
-        samples=np.ones(batch, bool),
-        **{**none, **changes},
-    )
+        self.runner.execute(step_of([], [], new=new, freed=freed))
+        return step_of(self._held, [Part(context, 1)] * batch)
 
 
 def fill(tensor: torch.Tensor, template_blocks: int = 64) -> None:
@@ -172,15 +213,3 @@ def repeats() -> Iterator[int]:
         if number >= LEAST_REPEATS and time.perf_counter() - begin > ENOUGH_S:
             return
         yield number
-
-
-@contextmanager
-def run_eagerly(runner: ModelRunner) -> Iterator[None]:
-    def dispatch(num_tokens: int, num_reqs: int, *_: int) -> GraphKey:
-        return GraphKey(Kind.EAGER, num_tokens, num_reqs)
-
-    runner.graphs.dispatch = dispatch  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del runner.graphs.dispatch

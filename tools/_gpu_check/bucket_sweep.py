@@ -13,10 +13,11 @@ from torch import Tensor
 from graphs import GraphKey, Kind
 from runtime.runner import ModelRunner
 from runtime.step import NewRow, SchedulerOutput
-from tools._gpu_check.batches import FIRST_BLOCK, GREEDY, Part, step_of
+from tools._gpu_check.batches import FIRST_BLOCK, GREEDY
 from tools._gpu_check.op_numerics import error_of
 from tools._gpu_check.scale import Scale
-from tools._gpu_check.subject import Recorder, run_eagerly
+from tools._gpu_check.subject import Recorder
+from tools._steps import Part, run_eagerly, step_of
 
 KEY_SCALE = 2.0
 """Of random keys: weights that few of them have, so that it shows which keys were read."""

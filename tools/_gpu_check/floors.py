@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from runtime.models import ModelSpec
 from runtime.models._spec import DTYPE_BYTES
 from runtime.models._weight_map import parameter_shapes
-from tools._gpu_check.batches import Part
 from tools._gpu_check.ceilings import Ceilings
+from tools._steps import Part
 
 
 def step_bytes(spec: ModelSpec, parts: Sequence[Part]) -> int:

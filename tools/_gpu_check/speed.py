@@ -12,7 +12,7 @@ from graphs import Kind
 from runtime.models import LoadedModel
 from runtime.runner import ModelRunner, measure_footprint
 from tools._gpu_check.able import able_backends, refusal_of
-from tools._gpu_check.batches import Part, Pool
+from tools._gpu_check.batches import Pool
 from tools._gpu_check.ceilings import Ceilings
 from tools._gpu_check.floors import floor_ms
 from tools._gpu_check.idle import OverlappedSteps, check_idle
@@ -20,6 +20,7 @@ from tools._gpu_check.report import Deadline, Report
 from tools._gpu_check.scale import Scale
 from tools._gpu_check.step_times import Bench, Times
 from tools._gpu_check.subject import runner_of, settings
+from tools._steps import Part
 
 DECODE_AIM, MIXED_AIM, SPEEDUP_AIM = 1.25, 1.4, 2.0
 """Device time of a graph over the floor, at 1 and 64 rows; the same of a whole budget; graph over

@@ -14,11 +14,11 @@ import torch
 from runtime.models import LoadedModel
 from runtime.runner import ModelRunner
 from runtime.step import NewRow, SchedulerOutput
-from tools._gpu_check.batches import Part, Pool, new_row, random_tokens, step_of
+from tools._gpu_check.batches import Pool, new_row, random_tokens
 from tools._gpu_check.clock import Mark, synchronize
 from tools._gpu_check.report import Deadline
 from tools._gpu_check.scale import Scale
-from tools._gpu_check.subject import run_eagerly
+from tools._steps import Part, run_eagerly, step_of
 
 WARM_UPS = 3
 LEAST_REPEATS = 3

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from attention_backends import AttentionBackend
-from graphs import GraphKey, Kind
 from runtime.models import LoadedModel, ModelSpec
 from runtime.models._interface import Attend
 from runtime.models._loaded import build
@@ -127,19 +126,3 @@ def give_memory_back(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
-
-
-@contextmanager
-def run_eagerly(runner: ModelRunner) -> Iterator[None]:
-    """Steps of exact sizes, whatever was captured."""
-
-    def dispatch(
-        num_tokens: int, num_reqs: int, max_query_len: int, max_seq_len: int = 0
-    ) -> GraphKey:
-        return GraphKey(Kind.EAGER, num_tokens, num_reqs)
-
-    runner.graphs.dispatch = dispatch  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del runner.graphs.dispatch

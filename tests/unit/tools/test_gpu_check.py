@@ -18,11 +18,12 @@ from runtime.models import read_spec
 from tools import gpu_check
 from tools._gpu_check import op_numerics, sections, speed, step_times, subject
 from tools._gpu_check.attention_batches import attention_in_float64, make_batch
-from tools._gpu_check.batches import Part, Pool, Schedule
+from tools._gpu_check.batches import Pool, Schedule
 from tools._gpu_check.ceilings import Ceilings
 from tools._gpu_check.floors import floor_ms, step_bytes, step_ops
 from tools._gpu_check.report import Deadline, Report
 from tools._gpu_check.scale import QWEN3_8B, SHORT, TINY, spec_of, tiny
+from tools._steps import Part
 
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
