@@ -65,7 +65,7 @@ class OverlappedSteps:
     @property
     def rows(self) -> int:
         """Requests; 0 where the KV pool holds none."""
-        fitting = self.num_blocks * self.block_size // self.config.model.max_model_len
+        fitting: int = self.num_blocks * self.block_size // self.config.model.max_model_len
         return min(ROWS, max(self.scale.rows), fitting)
 
     @property
