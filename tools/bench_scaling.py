@@ -17,6 +17,7 @@ core that this process may use.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -86,7 +87,8 @@ def run(args: argparse.Namespace) -> tuple[dict[Case, Found | str], str]:
             what = ", ".join(f"{name} {value}" for name, value in case._asdict().items())
             print(f"{what}: {result.step:.2f} ms", file=sys.stderr, flush=True)
         bench.runner.close()
-        del bench  # its pool, before the next one
+        del bench
+        gc.collect()  # its pool, before the next one: captured steps refer to their runner
     weights = "bfloat16" if args.quantization == "none" else args.quantization
     return found, f"{Path(args.model).stem}, {weights}, {choice.backend.name}"
 
