@@ -100,7 +100,7 @@ def _first_able(
     """The first version that serves all shapes, or every version's reason."""
     distinct = list(dict.fromkeys(shapes))
     if reason := next(filter(None, map(_refuse_shape, distinct)), ""):
-        return None, reason
+        return None, reason if device.type == "cuda" else f"needs an NVIDIA GPU; {reason}"
     reasons = []
     for version in VERSIONS:
         answers = (version.refuse(shape, block_size, device) for shape in distinct)

@@ -260,11 +260,11 @@ def _launch(
 
 
 def _refuse(shape: AttentionShape, block_size: int, device: torch.device) -> str:
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "needs an NVIDIA GPU; the CPU runs it only with TRITON_INTERPRET=1, for tests"
     if not is_installed("triton"):
         return "triton is not installed: pip install triton (Linux; PyTorch's CUDA wheels bring it)"
     if device.type == "cpu":
-        if os.environ.get("TRITON_INTERPRET") != "1":
-            return "needs an NVIDIA GPU; the CPU runs it only with TRITON_INTERPRET=1, for tests"
         if shape.dtype == torch.bfloat16:
             return "Triton's interpreter multiplies the bits of bfloat16: take float32 or float16"
     elif reason := refuse_chip(device):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ class _NoArgs(ctypes.Structure):
 
 _KEY = "engine.bind_cores"
 _OMP_VARIABLE = "OMP_NUM_THREADS"
+_log = logging.getLogger(__name__)
 
 
 class StepThreads:
@@ -119,9 +121,17 @@ def threads_of(config: EngineConfig) -> StepThreads:
     Raises:
         ConfigError: cores that this process may not run on, or fewer than there are threads.
     """
+    source = "engine.threads" if config.threads != "auto" else _OMP_VARIABLE
     wanted = config.bind_cores
     if not wanted:
-        return StepThreads(_count_of(config.threads))
+        count, usable = _count_of(config.threads), num_usable_cpus()
+        if count > usable:
+            _log.warning(
+                "%s: %d threads on %d usable CPUs wait for each other; steps may take many times "
+                "as long as with %d",
+                *(source, count, usable, usable),
+            )
+        return StepThreads(count)
     if not hasattr(os, "sched_setaffinity"):
         raise ConfigError(f"{_KEY}: this system cannot bind threads to cores; allowed here: false")
     allowed = os.sched_getaffinity(0)
@@ -138,7 +148,6 @@ def threads_of(config: EngineConfig) -> StepThreads:
         cores = spread_cores(allowed)
         count = _count_of(config.threads)
     if count > len(cores):
-        source = "engine.threads" if config.threads != "auto" else _OMP_VARIABLE
         raise ConfigError(
             f"{_KEY}: {format_cores(cores)} are {len(cores)} cores for the {count} threads of "
             f"{source}; each needs one"

@@ -60,9 +60,17 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if report.counts[FAIL] else 0
 
 
+def _has_cuda() -> bool:
+    if not _is_installed("torch"):
+        return True  # torch is asked for first
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def _nothing_to_run_on(device: str) -> str:
     """What is missing, in a line; "" where nothing is."""
-    needed = ["torch", "numpy"] + ["triton"] * (device == "cuda")
+    needed = ["torch", "numpy"] + ["triton"] * (device == "cuda" and _has_cuda())
     missing = [name for name in needed if not _is_installed(name)]
     if missing:
         names = " ".join(missing)

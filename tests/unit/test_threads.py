@@ -131,6 +131,16 @@ def test_what_the_keys_come_to(
     assert (found.count, found.cores) == expected
 
 
+def test_more_threads_than_cpus_are_warned_about(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "num_usable_cpus", lambda: 8)
+    assert threads_of(EngineConfig(threads=8)).count == 8
+    assert not caplog.records
+    assert threads_of(EngineConfig(threads=9)).count == 9
+    assert "engine.threads: 9 threads on 8 usable CPUs" in caplog.text
+
+
 def test_where_nothing_can_be_compiled_the_key_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(count: int) -> list[int]:
         raise NativeBuildError("no C++ compiler")
