@@ -46,21 +46,29 @@ inline void put_bytes(uint32_t (&words)[4], __m512i numbers) {
   _mm_storeu_si128((__m128i*)words, _mm512_cvtepi32_epi8(numbers));
 }
 
-// `fill(words, scales, begin, end)` prepares rows; scales lie behind all rows, a set for each thread where
-// every thread prepares all of them for itself.
+// Rows prepared by `cut(x, inverse, group, column, stride)`, which writes one row's words into its group;
+// a row's largest becomes `top`. Scales lie behind all rows, a set for each thread where every thread
+// prepares all of them for itself.
 template <template <int> class Pass, typename Function>
-inline void walk_fixed(const LinearArgs* a, int64_t row_bytes, int64_t panel_bytes, Team* team,
-                       Function fill) {
+inline void walk_fixed(const LinearArgs* a, int64_t row_words, float top, int64_t panel_bytes, Team* team,
+                       Function cut) {
   const bool is_private = a->rows <= kPrivateRows;
   const int64_t padded = (a->rows + kFixedRows - 1) / kFixedRows * kFixedRows;
-  const int64_t sets = is_private ? team->num_threads : 1;
+  const int64_t sets = is_private ? team->num_threads : 1, row_bytes = row_words * sizeof(uint32_t);
   char* scratch = static_cast<char*>(a->scratch);
   float* scales = reinterpret_cast<float*>(scratch + sets * padded * row_bytes);
   if (is_private) scales += team->thread * a->rows;
-  const char* rows = prepare(a, scratch, kFixedRows, row_bytes, team,
-                             [&](char* to, int64_t begin, int64_t end) {
-                               fill(reinterpret_cast<uint32_t*>(to), scales, begin, end);
-                             });
+  auto fill = [&](char* to, int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++) {
+      const Bf16* x = a->x + row * a->x_stride;
+      const FixedScale scale = scale_of(x, a->n_in, top);
+      const int64_t column = row % kFixedRows;
+      scales[row] = scale.scale;
+      uint32_t* group = reinterpret_cast<uint32_t*>(to) + (row - column) * row_words;
+      cut(x, scale.inverse, group, column, group_stride(a, kFixedRows));
+    }
+  };
+  const char* rows = prepare(a, scratch, kFixedRows, row_bytes, team, fill);
   const FixedRows fixed = {reinterpret_cast<const uint32_t*>(rows), scales};
   walk<Pass, kFixedRows>(a, fixed, row_bytes, panel_bytes, team);
 }

@@ -59,7 +59,7 @@ struct FloatRows {
 template <int M>
 struct FloatPass {
   static void run(const LinearArgs* a, FloatRows prepared, int64_t row, int64_t panel, Turn turn) {
-    const int64_t n_in = a->n_in, stride = Groups(a->rows, kFloatRows).stride;
+    const int64_t n_in = a->n_in, stride = group_stride(a, kFloatRows);
     const float* x = prepared.rows + row * n_in;
     const uint32_t* line = static_cast<const uint32_t*>(a->weights) + panel * (n_in / 2) * kPanel;
     float* floats = prepared.panel;

@@ -64,12 +64,9 @@ inline void put_row(const LinearArgs* a, int64_t row, int64_t panel, int part, v
 }
 
 // Rows are prepared in groups, as many as one pass keeps sums of in registers: within a group, inputs
-// one after another, and for each input the rows side by side. So a pass reads one stream.
-struct Groups {
-  int64_t size;    // rows of a group
-  int64_t stride;  // rows side by side: fewer where there are no more
-  Groups(int64_t rows, int64_t most) : size(most), stride(rows < most ? rows : most) {}
-};
+// one after another, and for each input the rows side by side, fewer where there are no more. So a
+// pass reads one stream.
+inline int64_t group_stride(const LinearArgs* a, int64_t most) { return a->rows < most ? a->rows : most; }
 
 // Of two blocks that lie `size` rows apart in a transposition: each gets the other's lanes.
 inline void exchange(vf* a, vf* b, int size) {
@@ -120,7 +117,7 @@ inline void widen_group(const Bf16* x, int64_t x_stride, int64_t n_in, int64_t c
 
 // Rows [begin, end) as floats, in groups of `kFloatRows`; `begin` starts one.
 inline void widen(const LinearArgs* a, float* to, int64_t begin, int64_t end) {
-  const int64_t stride = Groups(a->rows, kFloatRows).stride;
+  const int64_t stride = group_stride(a, kFloatRows);
   for (int64_t row = begin; row < end; row += kFloatRows) {
     const int64_t count = end - row < kFloatRows ? end - row : kFloatRows;
     widen_group(a->x + row * a->x_stride, a->x_stride, a->n_in, count, stride, to + row * a->n_in);

@@ -39,7 +39,7 @@ struct Int8Pass {
   template <bool kIsAlone>
   static void multiply(const LinearArgs* a, const FixedRows& x, int64_t row, int64_t panel, Turn turn,
                        __m512i (&sums)[M][2][2]) {
-    const int64_t n_in = a->n_in, stride = Groups(a->rows, kFixedRows).stride;
+    const int64_t n_in = a->n_in, stride = group_stride(a, kFixedRows);
     const char* line = static_cast<const char*>(a->weights) + panel * n_in * kPanel;
     const uint32_t* bytes = x.words + row * n_in / 2;
 #pragma GCC unroll 8
@@ -61,31 +61,20 @@ struct Int8Pass {
   }
 };
 
-void to_fixed(const LinearArgs* a, uint32_t* to, float* scales, int64_t begin, int64_t end) {
-  const int64_t n_in = a->n_in, stride = Groups(a->rows, kFixedRows).stride;
-  for (int64_t row = begin; row < end; row++) {
-    const Bf16* x = a->x + row * a->x_stride;
-    const FixedScale scale = scale_of(x, n_in, 32767);
-    scales[row] = scale.scale;
-    uint32_t* group = to + row / kFixedRows * kFixedRows * n_in / 2 + row % kFixedRows * 2;
-    for (int64_t i = 0; i < n_in; i += kLanes) {
-      const __m512i fixed = fixed_of(x + i, scale.inverse);
+void prepare_and_walk(const LinearArgs* a, Team* team) {
+  auto cut = [&](const Bf16* x, float inverse, uint32_t* group, int64_t column, int64_t stride) {
+    for (int64_t i = 0; i < a->n_in; i += kLanes) {
+      const __m512i fixed = fixed_of(x + i, inverse);
       uint32_t high[4], low[4];
       put_bytes(high, _mm512_add_epi32(_mm512_srai_epi32(fixed, 8), _mm512_set1_epi32(128)));
       put_bytes(low, fixed);
-      for (int j = 0; j < 4; j++) {
-        group[(i / 4 + j) * 2 * stride] = high[j];
-        group[(i / 4 + j) * 2 * stride + 1] = low[j];
+      for (int j = 0; j < 4; j++, group += 2 * stride) {
+        group[2 * column] = high[j];
+        group[2 * column + 1] = low[j];
       }
     }
-  }
-}
-
-void prepare_and_walk(const LinearArgs* a, Team* team) {
-  walk_fixed<Int8Pass>(a, 2 * a->n_in, a->n_in * kPanel, team,
-                       [&](uint32_t* to, float* scales, int64_t begin, int64_t end) {
-                         to_fixed(a, to, scales, begin, end);
-                       });
+  };
+  walk_fixed<Int8Pass>(a, a->n_in / 2, 32767, a->n_in * kPanel, team, cut);
 }
 
 #else
@@ -95,7 +84,7 @@ constexpr int kMostRows = kFloatRows;
 template <int M>
 struct Int8Pass {
   static void run(const LinearArgs* a, const float* prepared, int64_t row, int64_t panel, Turn) {
-    const int64_t n_in = a->n_in, stride = Groups(a->rows, kMostRows).stride;
+    const int64_t n_in = a->n_in, stride = group_stride(a, kMostRows);
     for (int part = 0; part < kParts; part++) {
       const float* x = prepared + row * n_in;
       const int32_t* line =

@@ -39,7 +39,7 @@ struct Q8Pass {
   template <bool kIsAlone>
   static void multiply(const LinearArgs* a, const uint32_t* words, int64_t row, int64_t panel, Turn turn,
                        vf (&totals)[M][2]) {
-    const int64_t blocks = a->n_in / kBlockInputs, stride = Groups(a->rows, kFixedRows).stride;
+    const int64_t blocks = a->n_in / kBlockInputs, stride = group_stride(a, kFixedRows);
     const char* line = static_cast<const char*>(a->weights) + panel * blocks * kBlockBytes;
     words += row * blocks * kBlockWords;
 #pragma GCC unroll 8
@@ -85,18 +85,13 @@ struct Q8Pass {
   }
 };
 
-void to_fixed(const LinearArgs* a, uint32_t* to, float* scales, int64_t begin, int64_t end) {
-  const int64_t blocks = a->n_in / kBlockInputs, stride = Groups(a->rows, kFixedRows).stride;
-  for (int64_t row = begin; row < end; row++) {
-    const Bf16* x = a->x + row * a->x_stride;
-    const FixedScale scale = scale_of(x, a->n_in, kLargest);
-    scales[row] = scale.scale;
-    const int64_t column = row % kFixedRows;
-    uint32_t* words = to + (row - column) * blocks * kBlockWords;
+void prepare_and_walk(const LinearArgs* a, Team* team) {
+  const int64_t blocks = a->n_in / kBlockInputs;
+  auto cut = [&](const Bf16* x, float inverse, uint32_t* words, int64_t column, int64_t stride) {
     for (int64_t block = 0; block < blocks; block++, words += stride) {
       __m512i sum = _mm512_setzero_si512();
       for (int half = 0; half < 2; half++, x += kLanes) {
-        const __m512i fixed = fixed_of(x, scale.inverse);
+        const __m512i fixed = fixed_of(x, inverse);
         uint32_t high[4], low[4];
         put_bytes(high, _mm512_srai_epi32(_mm512_add_epi32(fixed, _mm512_set1_epi32(128)), 8));
         put_bytes(low, fixed);
@@ -108,14 +103,8 @@ void to_fixed(const LinearArgs* a, uint32_t* to, float* scales, int64_t begin, i
       }
       words[column] = static_cast<uint32_t>(-128 * _mm512_reduce_add_epi32(sum));
     }
-  }
-}
-
-void prepare_and_walk(const LinearArgs* a, Team* team) {
-  walk_fixed<Q8Pass>(a, a->n_in / kBlockInputs * kBlockWords * 4, panel_bytes(a), team,
-                     [&](uint32_t* to, float* scales, int64_t begin, int64_t end) {
-                       to_fixed(a, to, scales, begin, end);
-                     });
+  };
+  walk_fixed<Q8Pass>(a, blocks * kBlockWords, kLargest, panel_bytes(a), team, cut);
 }
 
 #else
@@ -126,7 +115,7 @@ template <int M>
 struct Q8Pass {
   static void run(const LinearArgs* a, const float* prepared, int64_t row, int64_t panel,
                   Turn) {
-    const int64_t blocks = a->n_in / kBlockInputs, stride = Groups(a->rows, kMostRows).stride;
+    const int64_t blocks = a->n_in / kBlockInputs, stride = group_stride(a, kMostRows);
     for (int part = 0; part < kParts; part++) {
       const float* x = prepared + row * a->n_in;
       const char* block = static_cast<const char*>(a->weights) + panel * blocks * kBlockBytes;
