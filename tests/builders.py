@@ -54,6 +54,15 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[
     return {key: value for key, value in config.items() if value is not ...}
 
 
+def write_files(root: Path, files: dict[str, str]) -> Path:
+    """Each text at its path under the root, which is returned."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
 def write_config(folder: Path, architecture: str = "LlamaForCausalLM", **changes: Any) -> Path:
     """A folder that holds a config.json alone, for model.format dummy; cheap."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -75,9 +75,9 @@ def _nothing_to_run_on(device: str) -> str:
     if missing:
         names = " ".join(missing)
         return f"needs {', '.join(needed)}; not installed here: {names} (pip install {names})"
-    import torch
+    if device == "cuda" and not _has_cuda():
+        import torch
 
-    if device == "cuda" and not torch.cuda.is_available():
         why = "this torch is a CPU build" if torch.version.cuda is None else "torch finds no device"
         return f"no CUDA device: {why}; --device cpu --tiny tries the check on the CPU"
     return ""

@@ -7,15 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime.cgroup import cpu_quotas, memory_headrooms
-
-
-def write(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
-
+from tests.builders import write_files
 
 V2 = "sys/fs/cgroup"
 V1 = "sys/fs/cgroup/cpu,cpuacct"
@@ -75,7 +67,7 @@ V1 = "sys/fs/cgroup/cpu,cpuacct"
     ],
 )
 def test_every_quota_counts(tmp_path: Path, files: dict, expected: list[float]) -> None:
-    assert cpu_quotas(write(tmp_path, files)) == expected
+    assert cpu_quotas(write_files(tmp_path, files)) == expected
 
 
 def level(folder: str, limit: int | str, usage: int, droppable: int, version: int = 2) -> dict:
@@ -98,8 +90,8 @@ def test_every_level_of_memory_binds(tmp_path: Path) -> None:
         **level(f"{V2}/a", 800, 700, 50),
         **level(V2, "max", 5, 0),
     }
-    assert memory_headrooms(write(tmp_path, files)) == [500, 150]
-    write(tmp_path, level(f"{V2}/a", 800, 900, 0))
+    assert memory_headrooms(write_files(tmp_path, files)) == [500, 150]
+    write_files(tmp_path, level(f"{V2}/a", 800, 900, 0))
     assert memory_headrooms(tmp_path) == [500, 0]
 
 
@@ -108,6 +100,6 @@ def test_memory_under_version_1_or_the_mount_alone(tmp_path: Path) -> None:
         "proc/self/cgroup": "5:cpu:/x\n4:memory,hugetlb:/x\n0::/\n",
         **level("sys/fs/cgroup/memory/x", 900, 300, 10, version=1),
     }
-    assert memory_headrooms(write(tmp_path / "1", of_x)) == [610]
-    assert memory_headrooms(write(tmp_path / "2", level(V2, 700, 100, 0))) == [600]
+    assert memory_headrooms(write_files(tmp_path / "1", of_x)) == [610]
+    assert memory_headrooms(write_files(tmp_path / "2", level(V2, 700, 100, 0))) == [600]
     assert memory_headrooms(tmp_path / "none") == []

@@ -21,6 +21,7 @@ from runtime.threads import (
     threads_of,
     workers_of_pool,
 )
+from tests.builders import write_files
 
 needs_pool = pytest.mark.skipif(
     bool(compiler_problem()) or not hasattr(os, "sched_setaffinity"),
@@ -42,14 +43,6 @@ def eight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
 
 
-def write(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
-
-
 @pytest.mark.usefixtures("eight")
 @pytest.mark.parametrize(
     ("quotas", "expected"), [([], 8), ([3.5], 3), ([0.5], 1), ([16.0], 8), ([6.0, 4.0], 4)]
@@ -63,7 +56,7 @@ def test_quotas_cap_the_cores_of_the_mask(
 
 @pytest.mark.usefixtures("eight")
 def test_omp_num_threads_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = write(tmp_path, {"sys/fs/cgroup/cpu.max": "200000 100000\n"})
+    root = write_files(tmp_path, {"sys/fs/cgroup/cpu.max": "200000 100000\n"})
     monkeypatch.setenv("OMP_NUM_THREADS", "12,2")
     assert num_usable_cpus(root) == 12
 
@@ -74,8 +67,8 @@ def test_one_hardware_thread_of_each_core_comes_first(tmp_path: Path) -> None:
         f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list": f"{text}\n"
         for core, text in siblings.items()
     }
-    assert spread_cores({0, 1, 2, 3}, write(tmp_path, files)) == [0, 1, 2, 3]
-    assert spread_cores({0, 2, 3}, write(tmp_path, files)) == [0, 3, 2]
+    assert spread_cores({0, 1, 2, 3}, write_files(tmp_path, files)) == [0, 1, 2, 3]
+    assert spread_cores({0, 2, 3}, write_files(tmp_path, files)) == [0, 3, 2]
     assert spread_cores({5, 4}, tmp_path / "none") == [4, 5]
 
 

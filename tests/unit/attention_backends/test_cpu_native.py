@@ -33,18 +33,12 @@ TILE_TOLERANCE = 2**-7
 if compiler_problem():
     pytest.skip(compiler_problem(), allow_module_level=True)
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(params=able_isas())
 def isa(request):
     return request.param
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def run(step: Step, backend, kv: LayerKV | None = None) -> torch.Tensor:

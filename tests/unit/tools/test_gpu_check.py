@@ -45,12 +45,7 @@ NOT_NEEDED = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def check(tmp_path: Path, *arguments: str) -> tuple[int, dict]:

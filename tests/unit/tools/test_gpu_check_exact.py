@@ -38,12 +38,7 @@ SCALE = tiny(CPU)
 HOPPER, ADA = (9, 0), (8, 9)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def lines_of(section, scale: Scale = SCALE) -> list[Line]:
