@@ -3,22 +3,14 @@
 A file here without a leading underscore is a mode; its name is its YAML name.
 """
 
-from graphs._buckets import Buckets
-from graphs._dispatcher import Dispatcher, DispatchStats
+from graphs._capture.report import CaptureRecord, CaptureReport
+from graphs._dispatch.buckets import Buckets
+from graphs._dispatch.dispatcher import Dispatcher, DispatchStats
+from graphs._dispatch.plugins import choose_mode, load_mode, mode_names, refusals
 from graphs._graph_set import GraphSet
-from graphs._interface import (
-    Call,
-    Case,
-    Cut,
-    GraphError,
-    GraphKey,
-    GraphMode,
-    Kind,
-    run_in_place,
-)
+from graphs._interface import GraphMode
+from graphs._keys import Call, Case, Cut, GraphError, GraphKey, Kind, run_in_place
 from graphs._options import GraphOptions
-from graphs._plugins import choose_mode, load_mode, mode_names, refusals
-from graphs._report import CaptureRecord, CaptureReport
 
 __all__ = [
     "Buckets",

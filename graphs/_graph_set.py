@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from attention_backends import Support
-from graphs._capture_pool import Resources, Statics
-from graphs._dispatcher import Dispatcher, DispatchStats
-from graphs._interface import Call, Case, GraphError, GraphKey, GraphMode, Kind, run_in_place
+from graphs._capture.pool import Resources, Statics
+from graphs._capture.report import MIB, CaptureReport
+from graphs._dispatch.dispatcher import Dispatcher, DispatchStats
+from graphs._dispatch.plugins import choose_mode, load_mode
+from graphs._interface import GraphMode
+from graphs._keys import Call, Case, GraphError, GraphKey, Kind, run_in_place
 from graphs._options import GraphOptions, check_equal
-from graphs._plugins import choose_mode, load_mode
-from graphs._report import MIB, CaptureReport
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from graphs._interface import GraphError, GraphKey
+from graphs._keys import GraphError, GraphKey
 
 COMPARE_TOLERANCE = {
     torch.float64: 1e-12,

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from attention_backends import Support
-from graphs._interface import Call, Case, GraphKey, Kind, run_in_place
+from graphs._keys import Call, Case, GraphKey, Kind, run_in_place
 
 if TYPE_CHECKING:
-    from graphs._capture_pool import Resources
+    from graphs._capture.pool import Resources
 
 
 class Mode:

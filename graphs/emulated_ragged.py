@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 
 from attention_backends import GraphSupport, Support
-from graphs._captured import CapturedMode, needs_support
-from graphs._emulated_recorder import EmulatedRecorder
-from graphs._interface import Case, Kind
+from graphs._capture.mode import CapturedMode, needs_support
+from graphs._keys import Case, Kind
+from graphs._recorders.emulated import EmulatedRecorder
 
 
 class Mode(CapturedMode):

@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 
 from attention_backends import GraphSupport, Support
-from graphs._captured import ONLY_DECODE, CapturedMode, needs_cuda, needs_support
-from graphs._interface import Case, Kind
+from graphs._capture.mode import ONLY_DECODE, CapturedMode, needs_cuda, needs_support
+from graphs._keys import Case, Kind
 
 
 class Mode(CapturedMode):

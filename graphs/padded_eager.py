@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from graphs import eager
-from graphs._interface import Kind
+from graphs._keys import Kind
 
 
 class Mode(eager.Mode):

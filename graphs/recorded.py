@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 
 from attention_backends import GraphSupport, Support, compiler_problem
-from graphs._captured import ONLY_DECODE, CapturedMode, needs_support
-from graphs._interface import Case, Kind
-from graphs._kernel_recorder import KernelRecorder
+from graphs._capture.mode import ONLY_DECODE, CapturedMode, needs_support
+from graphs._keys import Case, Kind
+from graphs._recorders.kernels import KernelRecorder
 
 
 class Mode(CapturedMode):

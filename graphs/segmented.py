@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 
 from attention_backends import Support
-from graphs._captured import CapturedMode, needs_cuda
-from graphs._interface import Case, Kind
+from graphs._capture.mode import CapturedMode, needs_cuda
+from graphs._keys import Case, Kind
 
 
 class Mode(CapturedMode):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runtime.api import Runtime
-    from runtime.async_engine import AsyncRuntime
     from runtime.config import RuntimeConfig
+    from runtime.data.params import SamplingParams, StructuredOutput
+    from runtime.data.results import Completion, Delta, Result
     from runtime.errors import (
         BackendError,
         ConfigError,
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
         RequestError,
         StepgraphError,
     )
-    from runtime.params import SamplingParams, StructuredOutput
-    from runtime.results import Completion, Delta, Result
+    from runtime.front.api import Runtime
+    from runtime.front.async_engine import AsyncRuntime
 
 __version__ = "0.1.0"
 __all__ = [
@@ -38,20 +38,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncRuntime": "runtime.async_engine",
+    "AsyncRuntime": "runtime.front.async_engine",
     "BackendError": "runtime.errors",
-    "Completion": "runtime.results",
+    "Completion": "runtime.data.results",
     "ConfigError": "runtime.errors",
-    "Delta": "runtime.results",
+    "Delta": "runtime.data.results",
     "EngineError": "runtime.errors",
     "ModelError": "runtime.errors",
     "RequestError": "runtime.errors",
-    "Result": "runtime.results",
-    "Runtime": "runtime.api",
+    "Result": "runtime.data.results",
+    "Runtime": "runtime.front.api",
     "RuntimeConfig": "runtime.config",
-    "SamplingParams": "runtime.params",
+    "SamplingParams": "runtime.data.params",
     "StepgraphError": "runtime.errors",
-    "StructuredOutput": "runtime.params",
+    "StructuredOutput": "runtime.data.params",
 }
 
 

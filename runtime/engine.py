@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
+from runtime.data.request import FinishReason, Request
+from runtime.data.step import RequestOutput, RunnerOutput, SchedulerOutput
 from runtime.errors import RequestError
 from runtime.observe.stats import StepCounters
-from runtime.request import FinishReason, Request
 from runtime.scheduler import Scheduler
-from runtime.step import RequestOutput, RunnerOutput, SchedulerOutput
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from torch.overrides import TorchFunctionMode
 
 from attention_backends import NUM_RESERVED_BLOCKS, NativeKernel, launch
 from runtime.config import RuntimeConfig, blocks_for
+from runtime.data.params import SamplingParams
+from runtime.data.step import NewRow, SchedulerOutput
 from runtime.models import LoadedModel
-from runtime.params import SamplingParams
 from runtime.runner import ModelRunner, choose_backends
-from runtime.step import NewRow, SchedulerOutput
 from tools._steps import Part, run_eagerly, step_of
 
 PARTS = ("linear", "attention", "rows", "head", "host")

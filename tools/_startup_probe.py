@@ -13,14 +13,14 @@ import sys
 import time
 
 PHASES = (
-    ("headers", "runtime.build", "read_spec"),
-    ("headers", "runtime.build", "check_files"),
-    ("kernels", "runtime.build", "_kernels_and_tokenizer"),
-    ("tokenizer", "runtime.build", "load_tokenizer"),
-    ("reading", "runtime.build", "load_model"),
+    ("headers", "runtime.front.build", "read_spec"),
+    ("headers", "runtime.front.build", "check_files"),
+    ("kernels", "runtime.front.build", "_kernels_and_tokenizer"),
+    ("tokenizer", "runtime.front.build", "load_tokenizer"),
+    ("reading", "runtime.front.build", "load_model"),
     ("conversion", "runtime.models._gguf_convert", "converted_folder"),
     ("packing", "runtime.models._decoder", "Decoder.pack"),
-    ("runner", "runtime.build", "ModelRunner"),
+    ("runner", "runtime.front.build", "ModelRunner"),
     ("capture", "runtime.runner", "ModelRunner._capture_graphs"),
 )
 """(phase, module, function) of what `Runtime(config)` calls. `_kernels_and_tokenizer` waits for
@@ -79,10 +79,10 @@ def main(out, spawned_s, *command):
     open_runtime = generate.open_runtime
 
     def open_and_watch(config):
-        import runtime.api
         import runtime.engine
+        import runtime.front.api
 
-        clock.watch("wiring", runtime.api, "build_engine")
+        clock.watch("wiring", runtime.front.api, "build_engine")
         for phase, module, path in PHASES:
             if "gguf" in module and not config.model.path.endswith(".gguf"):
                 continue  # never imported then

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from graphs import GraphKey, Kind
+from runtime.data.step import NewRow, SchedulerOutput
 from runtime.runner import ModelRunner
-from runtime.step import NewRow, SchedulerOutput
 
 
 class Part(NamedTuple):

@@ -32,9 +32,9 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from runtime.params import SamplingParams
+from runtime.data.params import SamplingParams
+from runtime.data.step import NewRow
 from runtime.sampling import Grammars, Sampler
-from runtime.step import NewRow
 
 PROMPT_LEN = 500
 NUM_KNOWN = 600

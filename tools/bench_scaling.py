@@ -33,9 +33,9 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from runtime.config import RuntimeConfig, blocks_for, format_memory, parse_memory
+from runtime.machine.threads import num_usable_cpus
 from runtime.models import load_model
 from runtime.runner import choose_backends
-from runtime.threads import num_usable_cpus
 from tools._decode_steps import NEXT_TOKENS, PARTS, Bench, Case, Found, UnseenLaunchError
 from tools._scaling_chart import chart
 

@@ -25,15 +25,15 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from graphs._interface import GraphKey, Kind
+from graphs._keys import GraphKey, Kind
 from runtime.config.schema import SchedulerConfig
-from runtime.params import SamplingParams
-from runtime.request import Request
+from runtime.data.params import SamplingParams
+from runtime.data.request import Request
+from runtime.data.step import RunnerOutput, SchedulerOutput, StepShape
 from runtime.runner.buffers import InputBuffers
 from runtime.runner.input_batch import InputBatch
 from runtime.runner.states import RequestStates
 from runtime.scheduler import Scheduler
-from runtime.step import RunnerOutput, SchedulerOutput, StepShape
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 60_000

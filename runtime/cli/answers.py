@@ -17,7 +17,7 @@ from rich.progress import (
 
 from runtime.cli.drive import Ended
 from runtime.cli.work import Job
-from runtime.results import Completion, Delta
+from runtime.data.results import Completion, Delta
 
 
 class Answers:

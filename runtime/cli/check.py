@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from attention_backends import AttentionShape, Support
     from runtime.config import RunConfig
+    from runtime.machine.threads import StepThreads
     from runtime.models import ModelSpec
     from runtime.text import Tokenizer
-    from runtime.threads import StepThreads
 
 SUMMARY = "say what would run on this machine, and why or why not"
 
@@ -55,11 +55,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_run(config: RunConfig) -> None:
     """Everything that opening a Runtime would decide, in the same order, without the weights."""
-    from runtime.build import choose_device, resolve_max_model_len
+    from runtime.front.build import choose_device, resolve_max_model_len
+    from runtime.machine.threads import threads_of
     from runtime.models import attention_shapes, check_files, read_spec
     from runtime.runner import choose_backends, size_kv_pool
     from runtime.text import load_tokenizer
-    from runtime.threads import threads_of
 
     device = choose_device(config.engine.device)
     _section("threads", _thread_facts(threads_of(config.engine)))

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Protocol
 from runtime.cli.interrupts import Interrupt
 from runtime.cli.work import Job
 from runtime.config import RequestConfig
+from runtime.data.results import Delta, Result
 from runtime.errors import RequestError, StepError
-from runtime.results import Delta, Result
 
 if TYPE_CHECKING:
-    from runtime.api import Runtime
+    from runtime.front.api import Runtime
 
 
 @dataclass(frozen=True, slots=True)

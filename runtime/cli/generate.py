@@ -18,10 +18,10 @@ from runtime.cli.options import add_config_arguments, load_config, log_to_stderr
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from runtime.api import Runtime
     from runtime.cli.drive import Listener
     from runtime.cli.work import Job
     from runtime.config import RunConfig, RuntimeConfig
+    from runtime.front.api import Runtime
 
 SUMMARY = "run requests and print the answers"
 
@@ -113,7 +113,7 @@ def open_runtime(config: RuntimeConfig) -> Runtime:
     with held():
         import numpy  # noqa: F401  # before torch, which imports it while it loads itself
 
-        from runtime.api import Runtime
+        from runtime.front.api import Runtime
 
     return Runtime(config)
 

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from runtime.config import RequestConfig
 from runtime.config.problems import Problem, dotted, problems_of, unknown_name
+from runtime.data.params import SamplingParams
 from runtime.errors import ConfigError
-from runtime.params import SamplingParams
 
 _OWN_FIELDS = tuple(RequestConfig.model_fields)
 _SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name != "logits_processors")

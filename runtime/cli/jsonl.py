@@ -12,9 +12,9 @@ from typing import Any, BinaryIO
 
 from runtime.cli.drive import Ended
 from runtime.cli.work import Job
+from runtime.data.results import Completion, Delta
+from runtime.data.step import Logprobs
 from runtime.errors import ConfigError
-from runtime.results import Completion, Delta
-from runtime.step import Logprobs
 
 
 class JsonlWriter:

@@ -26,8 +26,8 @@ def machine_facts() -> Iterator[tuple[str, str]]:
     import torch
 
     from runtime.config import format_memory
+    from runtime.machine.threads import num_usable_cpus
     from runtime.runner import free_memory_bytes
-    from runtime.threads import num_usable_cpus
 
     memory = psutil.virtual_memory()
     yield "system", f"{platform.system()} {platform.release()} ({platform.machine()})"

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from runtime.cli.drive import Ended
 from runtime.cli.work import Job
-from runtime.params import GREEDY_BELOW
-from runtime.results import Delta
+from runtime.data.params import GREEDY_BELOW
+from runtime.data.results import Delta
 
 if TYPE_CHECKING:
-    from runtime.api import Runtime
+    from runtime.front.api import Runtime
 
 
 class RawPromptHint:

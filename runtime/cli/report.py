@@ -6,8 +6,8 @@ from rich.table import Table
 
 from runtime.cli.drive import Ended
 from runtime.cli.work import Job
+from runtime.data.results import Delta
 from runtime.observe.stats import RuntimeStats, percentile
-from runtime.results import Delta
 
 
 class Tally:

@@ -13,7 +13,7 @@ from rich.console import Console
 from runtime.cli.answers import Answers, Bar
 
 if TYPE_CHECKING:
-    from runtime.api import Runtime
+    from runtime.front.api import Runtime
 
 
 def spinner(console: Console, quiet: bool) -> ExitStack:

@@ -18,8 +18,8 @@ from runtime.config.model_path import resolve_model_path
 from runtime.config.problems import Key, Problem, ProblemsError
 from runtime.config.section import Section
 from runtime.config.units import parse_cores, parse_memory
+from runtime.data.params import SamplingParams
 from runtime.errors import RequestError
-from runtime.params import SamplingParams
 
 Auto = Literal["auto"]
 PositiveInt = Annotated[int, Field(ge=1)]

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from runtime.data.request import Request
 from runtime.kv_cache.block_keys import BlockHasher, encode_extra_keys
 from runtime.kv_cache.free_list import FreeBlockList
 from runtime.kv_cache.prefix_cache import CachedPrefix, PrefixCache
-from runtime.request import Request
 
 NULL_BLOCK = 0
 """All zeros, never written; what unused block-table entries and padding read."""

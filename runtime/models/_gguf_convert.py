@@ -2,7 +2,7 @@
 
 The result is a Hugging Face checkpoint, so loading has one path; matrices that stay in Q8_0 are
 beyond that format: integers, and their scales by a name of their own. It is published whole or not
-at all (runtime/disk_cache.py).
+at all (runtime/machine/disk_cache.py).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from torch import Tensor
 
 from attention_backends import is_out_of_memory
 from runtime.config.schema import ModelConfig
-from runtime.disk_cache import (
+from runtime.errors import ConfigError, ModelError
+from runtime.machine.disk_cache import (
     cache_folder_of,
     cache_root,
     check_writable,
     is_whole,
     publish_folder,
 )
-from runtime.errors import ConfigError, ModelError
 from runtime.models._checkpoint import INDEX_FILE, SINGLE_FILE
 from runtime.models._gguf_config import gguf_config
 from runtime.models._gguf_header import GgufHeader, TensorInfo, read_header

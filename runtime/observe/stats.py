@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.step import StepShape
+from runtime.data.step import StepShape
 
 
 @dataclass(slots=True)

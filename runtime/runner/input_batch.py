@@ -16,9 +16,9 @@ from torch import Tensor
 
 from attention_backends import NULL_BLOCK, TRASH_BLOCK, AttentionBatch
 from graphs import GraphKey, Kind
+from runtime.data.step import BoolArray, IntArray, SchedulerOutput
 from runtime.runner.buffers import HostViews, InputBuffers
 from runtime.runner.states import RequestStates, slots_of
-from runtime.step import BoolArray, IntArray, SchedulerOutput
 
 
 class PromptSpan(NamedTuple):

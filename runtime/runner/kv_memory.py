@@ -10,9 +10,9 @@ import psutil
 import torch
 
 from attention_backends import NUM_RESERVED_BLOCKS
-from runtime.cgroup import memory_headrooms
 from runtime.config import RuntimeConfig, blocks_for, format_memory, parse_memory
 from runtime.errors import ConfigError
+from runtime.machine.cgroup import memory_headrooms
 from runtime.models import ModelSpec
 from runtime.runner.footprint import Footprint
 from runtime.runner.out_of_memory import LOWER

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from runtime.data.step import IntArray, Logprobs, StepShape
 from runtime.sampling import PendingSample
-from runtime.step import IntArray, Logprobs, StepShape
 
 
 @dataclass(frozen=True, slots=True)

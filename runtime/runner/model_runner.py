@@ -18,10 +18,11 @@ from attention_backends import (
     examine_layers,
 )
 from graphs import Call, GraphError, GraphKey, Kind
+from runtime.data.params import SamplingParams
+from runtime.data.step import Logprobs, NewRow, RunnerOutput, SchedulerOutput, StepShape
 from runtime.errors import BackendError
 from runtime.observe.stats import GraphStats
 from runtime.ops.transfer import upload
-from runtime.params import SamplingParams
 from runtime.runner import canary
 from runtime.runner.buffers import InputBuffers
 from runtime.runner.forward import AttentionOutputs, Forward
@@ -31,7 +32,6 @@ from runtime.runner.launched import Launched, Samples
 from runtime.runner.out_of_memory import explain_out_of_memory
 from runtime.runner.states import RequestStates
 from runtime.sampling import Sampler
-from runtime.step import Logprobs, NewRow, RunnerOutput, SchedulerOutput, StepShape
 
 if TYPE_CHECKING:
     from runtime.config import RuntimeConfig

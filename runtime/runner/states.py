@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attention_backends import NULL_BLOCK
-from runtime.step import IntArray, NewRow, SchedulerOutput
+from runtime.data.step import IntArray, NewRow, SchedulerOutput
 
 Int64Array = npt.NDArray[np.int64]
 

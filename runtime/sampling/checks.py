@@ -6,8 +6,8 @@ import secrets
 
 import numpy as np
 
+from runtime.data.params import SamplingParams
 from runtime.errors import RequestError
-from runtime.params import SamplingParams
 from runtime.sampling.edits import TokenizerLike, bad_word_ids
 from runtime.sampling.noise import splitmix64
 from runtime.sampling.structured import Grammars

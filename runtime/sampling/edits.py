@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from runtime.data.params import LogitsProcessor
+from runtime.data.step import IntArray, NewRow
 from runtime.errors import RequestError
 from runtime.ops.transfer import upload
-from runtime.params import LogitsProcessor
-from runtime.step import IntArray, NewRow
 
 IdArray = npt.NDArray[np.int64]
 

@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from runtime.data.step import Logprobs, TokenLogprob
 from runtime.sampling.blocks import BlockedScores, Head
 from runtime.sampling.draw import chunks_with_scratch, shifted_rows, sum_blocks
-from runtime.step import Logprobs, TokenLogprob
 
 I64Array = npt.NDArray[np.int64]
 

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from runtime.data.step import NewRow
 from runtime.ops.transfer import upload
 from runtime.sampling.edits import IdArray, Work, held_rows
-from runtime.step import NewRow
 
 
 class TokenCounts:

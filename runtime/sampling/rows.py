@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from runtime.data.params import SamplingParams
+from runtime.data.step import IntArray, NewRow
 from runtime.ops.transfer import upload
-from runtime.params import SamplingParams
 from runtime.sampling.draw import DrawParams
 from runtime.sampling.noise import seed_of_text, stream_of_seed, uniform
-from runtime.step import IntArray, NewRow
 
 MAX_TEMPERATURE = 1e30
 """Hotter is the same in float32, save that infinity over infinity is not a number."""

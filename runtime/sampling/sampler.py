@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from runtime.data.step import IntArray, Logprobs, NewRow
 from runtime.errors import RequestError
 from runtime.ops.transfer import HostCopy, reading_is_free, upload
 from runtime.sampling.blocks import BlockedScores, copy_rows
@@ -37,7 +38,6 @@ from runtime.sampling.logprobs import logprobs_of
 from runtime.sampling.penalties import Penalties
 from runtime.sampling.rows import RowTable
 from runtime.sampling.structured import Grammars, Structured
-from runtime.step import IntArray, Logprobs, NewRow
 
 NO_TOKEN, BAD_LOGITS = -1, -2
 """Stand for a token: nothing may be sampled; the model's logits are not finite. OPEN is -3."""

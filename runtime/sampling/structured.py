@@ -19,12 +19,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from runtime.data.params import StructuredOutput
+from runtime.data.step import IntArray, NewRow
 from runtime.errors import RequestError
-from runtime.params import StructuredOutput
 from runtime.sampling.edits import TokenizerLike, Work, held_rows
 from runtime.sampling.productive import can_end
 from runtime.sampling.schema_ends import schema_can_end
-from runtime.step import IntArray, NewRow
 
 FIELD = "structured_output"
 MAX_KEPT_GRAMMARS = 128

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from runtime.data.params import SamplingParams
+from runtime.data.request import Request, RequestStatus
+from runtime.data.step import NewRow
 from runtime.kv_cache import PrefixHit
-from runtime.params import SamplingParams
-from runtime.request import Request, RequestStatus
 from runtime.scheduler.draft import Draft
 from runtime.scheduler.keys import give_row_keys
 from runtime.scheduler.rows import NEVER
 from runtime.scheduler.state import SchedulerState
-from runtime.step import NewRow
 
 if TYPE_CHECKING:
     from runtime.config.schema import SchedulerConfig

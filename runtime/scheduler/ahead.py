@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from runtime.data.step import BoolArray, IntArray
 from runtime.scheduler.draft import Flight
 from runtime.scheduler.rows import RowIndex
 from runtime.scheduler.state import SchedulerState
-from runtime.step import BoolArray, IntArray
 
 NEEDS_TOKENS = "a request needs its token on the host first"
 NEEDS_BLOCKS = "the KV blocks do not fit"

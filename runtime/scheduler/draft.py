@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from runtime.data.step import BoolArray, IntArray, NewRow
 from runtime.scheduler.rows import RowIndex
 from runtime.scheduler.running import NewBlocks, Taken
-from runtime.step import BoolArray, IntArray, NewRow
 
 KeyedBlocks = dict[str, list[int]]
 """request_id -> blocks that were given their key in one step"""

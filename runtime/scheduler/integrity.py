@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from runtime.data.request import Request, RequestStatus
 from runtime.kv_cache import BlockPool
-from runtime.request import Request, RequestStatus
 from runtime.scheduler.rows import NEVER, RowTable
 from runtime.scheduler.state import SchedulerState
 

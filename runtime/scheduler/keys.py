@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from runtime.data.step import IntArray
 from runtime.scheduler.draft import Draft, KeyedBlocks
 from runtime.scheduler.rows import NEVER, RowIndex
 from runtime.scheduler.running import Taken
 from runtime.scheduler.state import SchedulerState
-from runtime.step import IntArray
 
 
 def give_keys(state: SchedulerState, taken: Taken, draft: Draft) -> None:

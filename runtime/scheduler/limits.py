@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from runtime.data.request import Request
 from runtime.errors import ConfigError, RequestError
 from runtime.kv_cache import BlockPool
-from runtime.request import Request
 
 if TYPE_CHECKING:
     from runtime.config.schema import SchedulerConfig

@@ -6,11 +6,11 @@ from itertools import repeat
 
 import numpy as np
 
-from runtime.request import FinishReason, Request
+from runtime.data.request import FinishReason, Request
+from runtime.data.step import IntArray, Logprobs, RequestOutput, RunnerOutput, SchedulerOutput
 from runtime.scheduler.draft import Flight
 from runtime.scheduler.rows import RowIndex
 from runtime.scheduler.state import SchedulerState
-from runtime.step import IntArray, Logprobs, RequestOutput, RunnerOutput, SchedulerOutput
 
 
 def append_tokens(

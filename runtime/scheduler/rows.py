@@ -7,9 +7,9 @@ import heapq
 import numpy as np
 import numpy.typing as npt
 
+from runtime.data.request import Request
+from runtime.data.step import BoolArray, IntArray
 from runtime.kv_cache import CachedPrefix
-from runtime.request import Request
-from runtime.step import BoolArray, IntArray
 
 RowIndex = npt.NDArray[np.intp]
 """Rows, as numpy indexes with them fastest."""

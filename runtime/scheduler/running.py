@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from runtime.data.step import IntArray
 from runtime.kv_cache import BlockPool
 from runtime.scheduler.rows import RowIndex, RowTable
-from runtime.step import IntArray
 
 NewBlocks = list[tuple[int, list[int]]]
 """(row, block ids that were appended to it)"""

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from runtime.data.request import FinishReason, Request
+from runtime.data.step import RequestOutput, RunnerOutput, SchedulerOutput
 from runtime.errors import RequestError
 from runtime.kv_cache import NUM_RESERVED_BLOCKS, BlockPool
-from runtime.request import FinishReason, Request
 from runtime.scheduler import limits
 from runtime.scheduler.admission import Admission
 from runtime.scheduler.ahead import (
@@ -32,7 +33,6 @@ from runtime.scheduler.running import take_by_arrays, take_in_order
 from runtime.scheduler.state import SchedulerState
 from runtime.scheduler.stats import SchedulerStats
 from runtime.scheduler.waiting import make_queue
-from runtime.step import RequestOutput, RunnerOutput, SchedulerOutput
 
 if TYPE_CHECKING:
     from runtime.config.schema import SchedulerConfig

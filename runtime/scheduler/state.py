@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from runtime.data.request import FinishReason, Request, RequestStatus
+from runtime.data.step import BoolArray, IntArray, Logprobs, RequestOutput
 from runtime.kv_cache import BlockPool
-from runtime.request import FinishReason, Request, RequestStatus
 from runtime.scheduler.rows import RowIndex, RowTable
 from runtime.scheduler.stats import SchedulerStats
 from runtime.scheduler.waiting import WaitingQueue
-from runtime.step import BoolArray, IntArray, Logprobs, RequestOutput
 
 
 @dataclass(slots=True)

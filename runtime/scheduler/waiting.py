@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Protocol
 
-from runtime.request import Request
+from runtime.data.request import Request
 
 
 class WaitingQueue(Protocol):

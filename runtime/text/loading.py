@@ -20,8 +20,8 @@ import tokenizers
 import xxhash
 
 from runtime.config.schema import ModelConfig
-from runtime.disk_cache import cache_root, is_whole, publish_folder
 from runtime.errors import ConfigError, ModelError
+from runtime.machine.disk_cache import cache_root, is_whole, publish_folder
 from runtime.text.tokenizer import Tokenizer, TokenizerSettings
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runtime.params import SamplingParams
+from runtime.data.params import SamplingParams
 from runtime.text.detokenizer import Detokenizer
 from runtime.text.stop_strings import StopStrings
 from runtime.text.tokenizer import Tokenizer

@@ -61,7 +61,8 @@ def test_tokens_are_those_of_eager_steps(
 ) -> None:
     folder = make_hf_folder(tmp_path, "Qwen3ForCausalLM", head_dim=16, dtype=torch.float32)
     if model.get("quantization") == "q8_0":
-        monkeypatch.setattr("runtime.build.load_tokenizer", lambda _: None)  # the file has none
+        # the file has none
+        monkeypatch.setattr("runtime.front.build.load_tokenizer", lambda _: None)
         folder = make_gguf(tmp_path / "m.gguf", folder, "qwen3", "Q8_0")
         model = {**model, "cache_dir": str(tmp_path / "cache")}
     engine = {"threads": num_threads, "check_integrity": True}

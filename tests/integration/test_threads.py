@@ -12,7 +12,7 @@ import torch
 
 from attention_backends import compiler_problem
 from runtime import Runtime, RuntimeConfig
-from runtime.threads import workers_of_pool
+from runtime.machine.threads import workers_of_pool
 from tests.builders import write_config
 
 pytestmark = pytest.mark.skipif(bool(compiler_problem()), reason=compiler_problem())

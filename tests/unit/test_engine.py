@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from runtime.data.request import FinishReason
 from runtime.engine import Engine
-from runtime.request import FinishReason
 from tests.unit.scheduler.fake import VOCAB, expected, make_request, make_scheduler
 from tests.unit.scheduler.fake_ahead import Launched, LaunchRunner
 

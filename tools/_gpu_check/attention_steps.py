@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attention_backends import Bucket, GraphSupport, Support
-from graphs._buckets import kv_class_sizes
+from graphs._dispatch.buckets import kv_class_sizes
 from tools._gpu_check.scale import Scale
 
 MIXES = {

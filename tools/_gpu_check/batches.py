@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from runtime.params import SamplingParams
-from runtime.step import NewRow, SchedulerOutput
+from runtime.data.params import SamplingParams
+from runtime.data.step import NewRow, SchedulerOutput
 from tools._steps import Part, step_of
 
 FIRST_BLOCK = 2

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from graphs import GraphKey, Kind
+from runtime.data.step import NewRow, SchedulerOutput
 from runtime.runner import ModelRunner
-from runtime.step import NewRow, SchedulerOutput
 from tools._gpu_check.batches import FIRST_BLOCK, GREEDY
 from tools._gpu_check.op_numerics import error_of
 from tools._gpu_check.scale import Scale

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.params import SamplingParams
+from runtime.data.params import SamplingParams
+from runtime.data.step import NewRow
 from runtime.sampling import Sampler
-from runtime.step import NewRow
 from tools._gpu_check.report import Deadline, Report
 from tools._gpu_check.scale import Scale
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from graphs import Kind
+from runtime.data.params import SamplingParams
+from runtime.data.request import Request
 from runtime.engine import Engine
-from runtime.params import SamplingParams
-from runtime.request import Request
 from runtime.runner import ModelRunner
 from runtime.scheduler import Scheduler
 from tools._gpu_check.batches import random_tokens

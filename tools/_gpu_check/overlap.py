@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attention_backends import NUM_RESERVED_BLOCKS, AttentionBackend
+from runtime.data.params import SamplingParams
+from runtime.data.request import Request
 from runtime.models import LoadedModel
-from runtime.params import SamplingParams
-from runtime.request import Request
 from runtime.runner import ModelRunner
 from tools._gpu_check.able import able_backends, refusal_of
 from tools._gpu_check.batches import random_tokens

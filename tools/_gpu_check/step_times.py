@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from runtime.data.step import NewRow, SchedulerOutput
 from runtime.models import LoadedModel
 from runtime.runner import ModelRunner
-from runtime.step import NewRow, SchedulerOutput
 from tools._gpu_check.batches import Pool, new_row, random_tokens
 from tools._gpu_check.clock import Mark, synchronize
 from tools._gpu_check.report import Deadline

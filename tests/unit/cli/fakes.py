@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from runtime.data.results import Completion, Delta, Result, Timing
 from runtime.errors import RequestError
 from runtime.observe.stats import RuntimeStats
-from runtime.results import Completion, Delta, Result, Timing
 
 REPLY = "héllo wörld"
 

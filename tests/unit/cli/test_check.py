@@ -8,7 +8,8 @@ import torch
 
 import attention_backends
 from attention_backends import Support, torch_paged
-from runtime import build, runner
+from runtime import runner
+from runtime.front import build
 from runtime.runner import kv_memory
 from tests.builders import make_gguf, make_hf_folder, write_config
 from tests.unit.text.vocabularies import byte_level_backend, save_folder

@@ -163,7 +163,7 @@ class TestNotes:
     )
     def test_how_much_is_said_at_the_start(self, call, monkeypatch, flags, heard):
         def open_talking(config):
-            log = logging.getLogger("runtime.build")
+            log = logging.getLogger("runtime.front.build")
             for level in ("debug", "info", "warning"):
                 getattr(log, level)("this is %s", level)
             return FakeRuntime(config)

@@ -16,8 +16,8 @@ from runtime.config import (
     check_limits,
 )
 from runtime.config.describe import leaf_keys
+from runtime.data.params import SamplingParams
 from runtime.errors import ConfigError
-from runtime.params import SamplingParams
 
 
 def config(**sections):

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import torch
 
-from graphs._emulated_part import EmulatedPart
-from graphs._emulated_recorder import Calls, EmulatedRecorder, Ops
+from graphs._recorders.emulated import Calls, EmulatedRecorder, Ops
+from graphs._recorders.emulated_part import EmulatedPart
 
 
 class FakeStream:

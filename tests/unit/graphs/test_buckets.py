@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphs import Buckets, GraphError
-from graphs._buckets import decode_sizes, kv_class_sizes, normalise_sizes, token_sizes
+from graphs._dispatch.buckets import decode_sizes, kv_class_sizes, normalise_sizes, token_sizes
 
 
 @pytest.mark.parametrize(

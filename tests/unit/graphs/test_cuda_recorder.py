@@ -11,9 +11,9 @@ import torch
 
 from attention_backends import GraphSupport, Support
 from graphs import GraphError, GraphKey, Kind
-from graphs._capture_pool import Resources
-from graphs._captured import CapturedMode
-from graphs._cuda_recorder import CudaRecorder
+from graphs._capture.mode import CapturedMode
+from graphs._capture.pool import Resources
+from graphs._recorders.cuda import CudaRecorder
 from graphs.full import Mode as Full
 from graphs.ragged import Mode as Ragged
 from graphs.segmented import Mode as Segmented

@@ -13,8 +13,8 @@ from torch.overrides import wrap_torch_function
 
 from attention_backends import Support
 from graphs import Cut, GraphError, GraphKey, Kind, run_in_place
-from graphs._capture_pool import CapturedGraph, CapturePool, Resources
-from graphs._emulated_recorder import EmulatedRecorder
+from graphs._capture.pool import CapturedGraph, CapturePool, Resources
+from graphs._recorders.emulated import EmulatedRecorder
 
 CPU = torch.device("cpu")
 T, H = 4, 8

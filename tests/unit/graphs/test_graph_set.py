@@ -12,8 +12,8 @@ from torch import Tensor
 
 from attention_backends import GraphSupport, Support, compiler_problem
 from graphs import GraphError, GraphKey, GraphOptions, GraphSet, Kind, run_in_place
+from graphs._capture.report import MIB
 from graphs._options import COMPARE_TOLERANCE
-from graphs._report import MIB
 from tests.unit.graphs.driving import (
     BUDGET,
     CPU,

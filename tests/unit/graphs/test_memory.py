@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from graphs._memory import borrow, span_bytes
+from graphs._capture.memory import borrow, span_bytes
 
 TENSORS = [
     torch.arange(24.0).view(4, 6),

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from attention_backends import GraphSupport, NativeKernel, Support, compiler_problem, launch
 from graphs import Case, Dispatcher, GraphError, GraphKey, GraphSet, Kind, choose_mode, load_mode
-from graphs._capture_pool import Resources
-from graphs._interface import Call, Cut
+from graphs._capture.pool import Resources
+from graphs._keys import Call, Cut
 from runtime.ops import Linear, add_rms_norm, pack, rms_norm, silu_and_mul
 
 CPU = torch.device("cpu")

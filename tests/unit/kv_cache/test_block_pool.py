@@ -1,10 +1,10 @@
 import pytest
 
 import attention_backends
+from runtime.data.params import SamplingParams
+from runtime.data.request import Request
 from runtime.kv_cache import NUM_RESERVED_BLOCKS, BlockPool, block_pool
 from runtime.kv_cache import block_keys as keys_module
-from runtime.params import SamplingParams
-from runtime.request import Request
 
 SIZE = 4
 

@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file
 
 from runtime.config.schema import ModelConfig
-from runtime.disk_cache import cache_folder_of
 from runtime.errors import ConfigError, ModelError
+from runtime.machine.disk_cache import cache_folder_of
 from runtime.models import _gguf_convert, check_files, load_model, read_spec
 from runtime.models._gguf_header import TensorInfo, read_header
 from tests.builders import make_gguf, make_hf_folder

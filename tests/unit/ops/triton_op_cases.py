@@ -168,7 +168,7 @@ def test_argmax_says_nan(place: int) -> None:
 
 def test_an_emulated_capture_sees_every_op() -> None:
     """Captured once, replayed over other values: no launch may be missing from the recording."""
-    from graphs._emulated_recorder import EmulatedRecorder
+    from graphs._recorders.emulated import EmulatedRecorder
 
     x, residual, weight = random(3, 16), random(3, 16, seed=1), random(16, seed=2)
     qkv, head_weight = random(3, 4, 8, seed=3), random(3, 8, seed=4)

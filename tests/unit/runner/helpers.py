@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from runtime.params import SamplingParams
+from runtime.data.params import SamplingParams
+from runtime.data.step import NewRow, SchedulerOutput
 from runtime.runner.buffers import InputBuffers
-from runtime.step import NewRow, SchedulerOutput
 
 CPU = torch.device("cpu")
 

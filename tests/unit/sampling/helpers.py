@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from runtime.params import SamplingParams
+from runtime.data.params import SamplingParams
+from runtime.data.step import NewRow
 from runtime.sampling import Sampler, SamplerOutput
-from runtime.step import NewRow
 
 
 class Bench:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from runtime.data.params import SamplingParams
 from runtime.errors import RequestError
-from runtime.params import SamplingParams
 from runtime.sampling import check_params, with_seed
 from tests.unit.sampling.helpers import ByteTokenizer
 

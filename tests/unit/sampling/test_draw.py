@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.params import SamplingParams
+from runtime.data.params import SamplingParams
 from tests.unit.sampling.helpers import Bench
 from tests.unit.sampling.twin import kept_tokens, sample_row
 

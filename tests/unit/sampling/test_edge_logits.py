@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runtime.params import SamplingParams
+from runtime.data.params import SamplingParams
 from tests.unit.sampling.helpers import Bench
 from tests.unit.sampling.test_draw import logits_of
 

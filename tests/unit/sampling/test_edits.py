@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.params import SamplingParams
+from runtime.data.params import SamplingParams
 from runtime.sampling.draw import CHUNK_BYTES
 from runtime.sampling.edits import bad_word_ids
 from runtime.sampling.penalties import TokenCounts

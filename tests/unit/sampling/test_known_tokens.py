@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.params import SamplingParams
+from runtime.data.params import SamplingParams
 from tests.unit.sampling.helpers import Bench, ByteTokenizer
 
 TOKENIZER = ByteTokenizer()

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.data.params import SamplingParams
 from runtime.ops.transfer import HostCopy, upload
-from runtime.params import SamplingParams
 from runtime.sampling import draw, sampler
 from runtime.sampling.blocks import BlockedScores
 from tests.unit.sampling.helpers import Bench

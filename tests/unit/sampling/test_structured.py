@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from runtime.data.params import SamplingParams, StructuredOutput
 from runtime.errors import RequestError
-from runtime.params import SamplingParams, StructuredOutput
 from runtime.sampling import Grammars, check_params
 from runtime.sampling.productive import can_end
 from runtime.sampling.structured import exclude

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from runtime.params import SamplingParams
+from runtime.data.params import SamplingParams
 from runtime.sampling.noise import stream_of_seed, uniform
 
 

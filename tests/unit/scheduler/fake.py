@@ -12,10 +12,10 @@ from functools import lru_cache
 import numpy as np
 
 from runtime.config.schema import SchedulerConfig
-from runtime.params import SamplingParams
-from runtime.request import FinishReason, Request
+from runtime.data.params import SamplingParams
+from runtime.data.request import FinishReason, Request
+from runtime.data.step import NewRow, RequestOutput, RunnerOutput, SchedulerOutput, StepShape
 from runtime.scheduler import Scheduler
-from runtime.step import NewRow, RequestOutput, RunnerOutput, SchedulerOutput, StepShape
 
 VOCAB = 50
 

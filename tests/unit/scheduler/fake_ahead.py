@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from runtime.step import RequestOutput, RunnerOutput, SchedulerOutput
+from runtime.data.step import RequestOutput, RunnerOutput, SchedulerOutput
 
 from .fake import VOCAB, Bench, FakeRunner, Row
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.request import FinishReason
+from runtime.data.request import FinishReason
 from runtime.scheduler.ahead import NEEDS_BLOCKS, NEEDS_TOKENS
 
 from .fake import expected, make_request, make_scheduler, next_token

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.request import FinishReason
+from runtime.data.request import FinishReason
 
 from .fake import Bench, chunks_of, make_request, make_scheduler, output_of
 

@@ -5,10 +5,10 @@ import random
 import numpy as np
 import pytest
 
+from runtime.data.request import FinishReason
+from runtime.data.step import RequestOutput, TokenLogprob
 from runtime.errors import RequestError
-from runtime.request import FinishReason
 from runtime.scheduler.rows import RowTable
-from runtime.step import RequestOutput, TokenLogprob
 
 from .fake import Bench, expected, make_request, make_scheduler, next_token, output_of
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from runtime.data.request import FinishReason
 from runtime.errors import ConfigError
-from runtime.request import FinishReason
 from runtime.scheduler.waiting import FcfsQueue, PriorityQueue
 
 from .fake import Bench, make_request, make_scheduler

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from runtime.data.request import FinishReason, RequestStatus
 from runtime.errors import ConfigError
-from runtime.request import FinishReason, RequestStatus
 
 from .fake import Bench, chunks_of, make_request, make_scheduler
 

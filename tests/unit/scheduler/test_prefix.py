@@ -2,8 +2,8 @@
 
 import pytest
 
+from runtime.data.request import FinishReason
 from runtime.kv_cache import BlockHasher
-from runtime.request import FinishReason
 
 from .fake import Bench, make_request, make_scheduler, output_of
 

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from runtime.request import FinishReason
+from runtime.data.request import FinishReason
 
 from .fake import Bench, make_request, make_scheduler
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.params import SamplingParams
+from runtime.data.params import SamplingParams
 from runtime.text import TextStream
 from tests.unit.text import vocabularies as v
 from tests.unit.text.test_detokenizer import split_bytes

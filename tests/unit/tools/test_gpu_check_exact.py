@@ -14,7 +14,7 @@ from attention_backends import _flash_attention_2, torch_paged
 from attention_backends._flash_attention_3 import num_splits
 from attention_backends.triton_paged import Backend as TritonPaged
 from graphs import GraphKey, GraphSet, Kind
-from graphs._dispatcher import Dispatcher
+from graphs._dispatch.dispatcher import Dispatcher
 from runtime.runner import forward
 from runtime.runner.buffers import InputBuffers
 from runtime.runner.model_runner import ModelRunner
@@ -147,9 +147,9 @@ def test_a_kind_that_is_never_replayed_fails(monkeypatch, kind):
 
 def test_graphs_that_are_not_captured_fail(monkeypatch):
     monkeypatch.setattr(ModelRunner, "_capture_graphs", lambda self: None)
-    monkeypatch.setattr("graphs._captured.CapturedMode.has", lambda self, key: True)
+    monkeypatch.setattr("graphs._capture.mode.CapturedMode.has", lambda self, key: True)
     monkeypatch.setattr(
-        "graphs._captured.CapturedMode.run", lambda self, key, call: call(_in_place)
+        "graphs._capture.mode.CapturedMode.run", lambda self, key, call: call(_in_place)
     )
     reasons = failed(lines_of(check_modes))
     assert len(reasons) == 1

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.params import SamplingParams
-from runtime.request import Request
-from runtime.step import RunnerOutput, StepShape
+from runtime.data.params import SamplingParams
+from runtime.data.request import Request
+from runtime.data.step import RunnerOutput, StepShape
 from tools._gpu_check import idle
 from tools._gpu_check.idle import make_engine, run_overlapped
 from tools._gpu_check.report import Deadline, Report

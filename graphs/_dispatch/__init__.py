@@ -1,0 +1,1 @@
+"""Which bucket and which mode serve a step."""

@@ -1,0 +1,1 @@
+"""How a capture is taken: CUDA graphs, lists of native kernels, or emulated on any device."""

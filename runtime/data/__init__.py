@@ -1,0 +1,1 @@
+"""The data that floors hand each other: requests, steps, results. No torch."""
