@@ -10,12 +10,15 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from runtime.data.request import FinishReason, Request
 from runtime.data.step import RequestOutput, RunnerOutput, SchedulerOutput
 from runtime.errors import RequestError
 from runtime.observe.stats import StepCounters
+from runtime.observe.steps import StepObserver
+from runtime.observe.watch import StepWatch
 from runtime.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -32,9 +35,12 @@ class Runner(Protocol):
 _NO_CONTEXT = nullcontext()
 
 
-class _Flight(NamedTuple):
+@dataclass(slots=True)
+class _Flight:
     so: SchedulerOutput
-    launched: Any
+    launched: Any = None
+    watch: StepWatch | None = None
+    """where somebody observes"""
 
 
 class Engine:
@@ -45,6 +51,7 @@ class Engine:
         max_model_len: a prompt of this many tokens or more is refused.
         check_integrity: check pool and scheduler after every step (slow).
         threads: the context that each step runs in.
+        observer: is told of each step; the caller closes it.
     """
 
     def __init__(
@@ -56,6 +63,7 @@ class Engine:
         max_model_len: int,
         check_integrity: bool = False,
         threads: AbstractContextManager[object] = _NO_CONTEXT,
+        observer: StepObserver | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
@@ -64,6 +72,7 @@ class Engine:
         self.counters = StepCounters()
         self._check_integrity = check_integrity
         self._threads = threads
+        self._observer = observer
         self._unfinished: set[str] = set()
         self._flights: deque[_Flight] = deque()
         """Launched and not collected yet, oldest first."""
@@ -121,39 +130,54 @@ class Engine:
 
     def _launch_next(self) -> bool:
         """False where there is nothing to run now."""
+        started_s = time.perf_counter()
         so = self.scheduler.schedule()
         if not so.num_reqs:
             return False
+        flight = _Flight(so)
+        if self._observer is not None:
+            flight.watch = StepWatch(self.scheduler, so, started_s)
         try:
-            self._flights.append(_Flight(so, self.runner.launch(so)))
+            flight.launched = self.runner.launch(so)
         except Exception as error:
             while self._flights:  # they ran before it
                 self._collect_oldest()
-            self._fail([so], error)
+            self._fail([flight], error)
         except BaseException:
-            self._interrupt(so)
+            self._interrupt(flight)
             raise
+        else:
+            self._flights.append(flight)
+            if flight.watch is not None:
+                flight.watch.note_launched()
         return True
 
     def _collect_oldest(self) -> None:
-        so, launched = self._flights.popleft()
+        flight = self._flights.popleft()
+        collecting_s = time.perf_counter()
         try:
-            ro = self.runner.collect(launched)
+            ro = self.runner.collect(flight.launched)
         except Exception as error:
             # those behind it build on its K/V
-            later = [flight.so for flight in self._flights]
+            failed = [flight, *self._flights]
             self._flights.clear()
-            self._fail([so, *later], error)
+            self._fail(failed, error)
         except BaseException:
-            self._flights.appendleft(_Flight(so, launched))
+            self._flights.appendleft(flight)
             self._interrupt()
             raise
         else:
-            self._outputs += self.scheduler.update_from_output(so, ro)
+            collected_s = time.perf_counter()
+            outputs = self.scheduler.update_from_output(flight.so, ro)
+            self._outputs += outputs
             self.counters.count(ro.shape)
+            if self._observer is not None and flight.watch is not None:
+                record = flight.watch.ended(ro, outputs, collecting_s, collected_s)
+                self._observer.on_step(record)
 
-    def _fail(self, steps: list[SchedulerOutput], error: Exception) -> None:
-        for so in steps:
+    def _fail(self, flights: list[_Flight], error: Exception) -> None:
+        for flight in flights:
+            so = flight.so
             log.error(
                 "step %d failed; its %d requests end with an error",
                 so.step_id,
@@ -162,13 +186,19 @@ class Engine:
             )
             self.counters.failed_steps += 1
             why = f"step failed: {type(error).__name__}: {error}"
-            self._outputs += self.scheduler.fail_step(so, why)
+            self._end_unrun(flight, why)
 
-    def _interrupt(self, *steps: SchedulerOutput) -> None:
+    def _interrupt(self, *flights: _Flight) -> None:
         """Leave the scheduler consistent, so that the caller may stop, or go on."""
-        for so in (*(flight.so for flight in self._flights), *steps):
-            self._outputs += self.scheduler.fail_step(so, "interrupted")
+        for flight in (*self._flights, *flights):
+            self._end_unrun(flight, "interrupted")
         self._flights.clear()
+
+    def _end_unrun(self, flight: _Flight, why: str) -> None:
+        outputs = self.scheduler.fail_step(flight.so, why)
+        self._outputs += outputs
+        if self._observer is not None and flight.watch is not None:
+            self._observer.on_step(flight.watch.failed(why, outputs))
 
     def _noted(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
         self._unfinished.difference_update(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from runtime.data.params import SamplingParams
 
@@ -26,6 +27,15 @@ class FinishReason(str, enum.Enum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+
+
+class ExtraKey(NamedTuple):
+    """Something beside the tokens that changes K/V: an adapter, an image, who may share."""
+
+    name: str
+    value: str
+    start: int = 0
+    """the first position whose K/V it changes; those before are shared all the same"""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +60,9 @@ class Request:
     sample_group: str | None = None
     """Requests of an equal group are samples of one prompt: they share its blocks even where the
     prefix cache is off."""
+
+    extra_keys: tuple[ExtraKey, ...] = ()
+    """What else changes its K/V: prefix blocks are shared only where these are equal too."""
 
     arrival_s: float = field(default_factory=time.perf_counter)
 

@@ -27,6 +27,7 @@ from runtime.front.delta_stream import DeltaStream
 from runtime.front.live_request import LiveRequest, LiveSample
 from runtime.models import ModelSpec
 from runtime.observe.stats import RuntimeStats
+from runtime.observe.steps import StepObserver
 from runtime.sampling import check_params, with_seed
 from runtime.text import TextStream, Tokenizer
 
@@ -45,6 +46,7 @@ class Runtime:
         config: the settled configuration; see RuntimeConfig.
         sampling: SamplingParams fields that requests take where they give none; the `sampling` of
             a run file, if `config` is one.
+        observer: is told of every step, and closed with the runtime.
 
     Raises:
         ConfigError: limits that contradict each other or the machine.
@@ -52,12 +54,18 @@ class Runtime:
         BackendError: an attention backend or graph mode that cannot serve.
     """
 
-    def __init__(self, config: RuntimeConfig, *, sampling: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        *,
+        sampling: Mapping[str, Any] | None = None,
+        observer: StepObserver | None = None,
+    ) -> None:
         self.config = config
         of_run = config.sampling if isinstance(config, RunConfig) else {}
         self._sampling = dict(of_run if sampling is None else sampling)
         SamplingParams.from_dict(self._sampling)
-        self._parts: Parts | None = build_engine(config)
+        self._parts: Parts | None = build_engine(config, observer)
         self._live: dict[str, LiveRequest] = {}
         self._samples: dict[str, tuple[LiveRequest, int]] = {}
         self._inboxes: dict[str, deque[Delta]] = {}

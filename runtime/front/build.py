@@ -24,6 +24,7 @@ from runtime.models import (
     load_model,
     read_spec,
 )
+from runtime.observe.steps import StepObserver
 from runtime.ops.native import native_ops
 from runtime.runner import (
     ModelRunner,
@@ -43,6 +44,7 @@ class Parts:
     """What `build_engine` made."""
 
     engine: Engine
+    observer: StepObserver | None
     runner: ModelRunner
     threads: StepThreads
     spec: ModelSpec
@@ -59,10 +61,12 @@ class Parts:
         """Drop captured graphs and let go of cores; the memory goes with the last reference."""
         self.runner.close()
         self.threads.close()
+        if self.observer is not None:
+            self.observer.close()
 
 
-def build_engine(config: RuntimeConfig) -> Parts:
-    """Load the model and wire the engine.
+def build_engine(config: RuntimeConfig, observer: StepObserver | None = None) -> Parts:
+    """Load the model and wire the engine; with an observer, every step is told to it.
 
     Raises:
         ConfigError, ModelError, BackendError: with the key or file at fault.
@@ -107,9 +111,11 @@ def build_engine(config: RuntimeConfig) -> Parts:
         max_model_len=max_model_len,
         check_integrity=config.engine.check_integrity,
         threads=threads,
+        observer=observer,
     )
     return Parts(
         engine=engine,
+        observer=observer,
         runner=runner,
         threads=threads,
         spec=spec,

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
+from runtime.data.request import ExtraKey
 from runtime.errors import ConfigError
 
 
@@ -32,13 +34,21 @@ def frame(*parts: bytes) -> bytes:
     return b"".join([struct.pack("<I", len(part)) + part for part in parts])
 
 
-def encode_extra_keys(cache_salt: str | None, sample_group: str | None = None) -> bytes:
-    """The extra keys of a request's first block; those of any other block are empty.
+NO_EXTRA: Mapping[int, bytes] = MappingProxyType({})
 
-    No salt and an empty salt differ.
+
+def encode_extra_keys(keys: Iterable[ExtraKey], block_size: int) -> Mapping[int, bytes]:
+    """Block index -> what its key takes beside parent and tokens; blocks that take nothing are
+    left out.
+
+    A key counts in the block where it starts, and by the chain of parents in every later one.
     """
-    named = ((b"cache_salt", cache_salt), (b"sample_group", sample_group))
-    return b"".join(frame(name, value.encode()) for name, value in named if value is not None)
+    found: dict[int, bytes] = {}
+    for key in sorted(keys, key=lambda key: (key.start, key.name)):
+        part = frame(key.name.encode(), key.value.encode(), struct.pack("<q", key.start))
+        index = key.start // block_size
+        found[index] = found.get(index, b"") + part
+    return found or NO_EXTRA
 
 
 class BlockHasher:
@@ -64,7 +74,7 @@ class BlockHasher:
         return self._pack(*token_ids[start : start + self.block_size])
 
     def key(self, parent_key: bytes, tokens: bytes, extra: bytes) -> bytes:
-        """The key of one block: `tokens` from `pack`, `extra` from `encode_extra_keys`."""
+        """The key of one block: `tokens` from `pack`, `extra` its own of `encode_extra_keys`."""
         if (
             parent_key and not extra
         ):  # nearly always: the same bytes as below, at a third of the cost

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from runtime.data.request import Request
-from runtime.kv_cache.block_keys import BlockHasher, encode_extra_keys
+from runtime.data.request import ExtraKey, Request
+from runtime.kv_cache.block_keys import NO_EXTRA, BlockHasher, encode_extra_keys
 from runtime.kv_cache.free_list import FreeBlockList
 from runtime.kv_cache.prefix_cache import CachedPrefix, PrefixCache
 
@@ -186,9 +186,13 @@ class BlockPool:
             assert usable or self.key_of(block_id) is None, f"reserved block {block_id} has a key"
         assert len(self._free) + len(held) == self.num_usable_blocks, "blocks lost"
 
-    def _extra_keys(self, request: Request) -> bytes:
+    def _extra_keys(self, request: Request) -> Mapping[int, bytes]:
         group = None if self.enable_prefix_caching else request.sample_group
-        return encode_extra_keys(request.cache_salt, group)
+        named = (("cache_salt", request.cache_salt), ("sample_group", group))
+        whole = [ExtraKey(name, value) for name, value in named if value is not None]
+        if not whole and not request.extra_keys:
+            return NO_EXTRA
+        return encode_extra_keys([*whole, *request.extra_keys], self.block_size)
 
     def _pick(self, prefix: CachedPrefix) -> int:
         """A block that is in use already, if there is one: it costs no free block."""

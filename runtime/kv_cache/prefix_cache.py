@@ -4,6 +4,8 @@ it is believed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from runtime.kv_cache.block_keys import ROOT_KEY, BlockHasher
 
 
@@ -48,14 +50,18 @@ class PrefixCache:
         return self._of_block[block_id]
 
     def find(
-        self, token_ids: list[int], block_keys: list[bytes], max_blocks: int, extra: bytes
+        self,
+        token_ids: list[int],
+        block_keys: list[bytes],
+        max_blocks: int,
+        extra: Mapping[int, bytes],
     ) -> list[CachedPrefix]:
         """The longest cached chain over the first `max_blocks` blocks of `token_ids`.
 
         Args:
             block_keys: the keys already known of these blocks; extended in place as far as the walk
                 needs.
-            extra: extra keys of the first block.
+            extra: of `encode_extra_keys`.
         """
         parent, chain = self.root, []
         for index in range(max_blocks):
@@ -63,7 +69,7 @@ class PrefixCache:
                 self._extend_keys(block_keys, token_ids, extra)
             found = self._by_key.get(block_keys[index])
             if found is None or not found.is_same(
-                parent, self._hasher.pack(token_ids, index), b"" if index else extra
+                parent, self._hasher.pack(token_ids, index), extra.get(index, b"")
             ):
                 break
             chain.append(found)
@@ -77,7 +83,7 @@ class PrefixCache:
         parent: CachedPrefix,
         token_ids: list[int],
         block_keys: list[bytes],
-        extra: bytes,
+        extra: Mapping[int, bytes],
     ) -> CachedPrefix | None:
         """Gives a block the key of block `index` of `token_ids`; its parent's key must be known.
 
@@ -87,18 +93,18 @@ class PrefixCache:
             the request may.
         """
         assert self._of_block[block_id] is None, f"block {block_id} already carries a key"
-        extra = b"" if index else extra
+        own_extra = extra.get(index, b"")
         tokens = self._hasher.pack(token_ids, index)
         if index == len(block_keys):
-            block_keys.append(self._hasher.key(parent.key, tokens, extra))
+            block_keys.append(self._hasher.key(parent.key, tokens, own_extra))
         key = block_keys[index]
         prefix = self._by_key.get(key)
         if prefix is not None and not self._is_reachable(prefix):
             self._remove(prefix)
             prefix = None
         if prefix is None:
-            prefix = self._by_key[key] = CachedPrefix(key, parent, tokens, extra)
-        elif not prefix.is_same(parent, tokens, extra):
+            prefix = self._by_key[key] = CachedPrefix(key, parent, tokens, own_extra)
+        elif not prefix.is_same(parent, tokens, own_extra):
             return None
         prefix.block_ids.append(block_id)
         self._of_block[block_id] = prefix
@@ -142,8 +148,10 @@ class PrefixCache:
         for block_id in list(prefix.block_ids):
             self.drop(block_id)
 
-    def _extend_keys(self, block_keys: list[bytes], token_ids: list[int], extra: bytes) -> None:
+    def _extend_keys(
+        self, block_keys: list[bytes], token_ids: list[int], extra: Mapping[int, bytes]
+    ) -> None:
         index = len(block_keys)
         parent_key = block_keys[-1] if index else ROOT_KEY
         tokens = self._hasher.pack(token_ids, index)
-        block_keys.append(self._hasher.key(parent_key, tokens, b"" if index else extra))
+        block_keys.append(self._hasher.key(parent_key, tokens, extra.get(index, b"")))

@@ -20,6 +20,12 @@ from runtime.scheduler.state import SchedulerState
 if TYPE_CHECKING:
     from runtime.config.schema import SchedulerConfig
 
+NO_BUDGET = "the token budget was spent on requests before it"
+NO_ROW = "every row was held: scheduler.max_num_seqs"
+NO_ROOM = "its prompt runs whole, and the budget that was left is smaller"
+NO_BLOCKS = "KV blocks for all of its tokens were not free"
+PREEMPTED = "a running request had to be preempted in this step"
+
 
 class Admission:
     """Admits a request if blocks for every known token of it fit, and then gives it all of them.
@@ -40,36 +46,41 @@ class Admission:
     def admit(self, draft: Draft) -> None:
         """Admits requests while budget, rows and blocks last."""
         state = self._state
-        while draft.budget_left > 0 and len(state.waiting) and state.table.num_free:
-            if not self._admit_head(state.waiting.head(), draft):
+        while len(state.waiting):
+            draft.held_back = self._admit_head(state.waiting.head(), draft)
+            if draft.held_back:
                 break
         if draft.new_rows:
             state.order = np.concatenate([state.order, draft.admitted()])
 
-    def _admit_head(self, request: Request, draft: Draft) -> bool:
-        """False where the request must wait."""
+    def _admit_head(self, request: Request, draft: Draft) -> str:
+        """Why the request must wait; "" where it was admitted."""
         pool = self._state.pool
+        if draft.budget_left <= 0:
+            return NO_BUDGET
+        if not self._state.table.num_free:
+            return NO_ROW
         is_alone = not len(self._state.order) and not draft.new_rows
         if not is_alone and self._is_still_blocked(request):
-            return False
+            return NO_BLOCKS
         hit = self._find_prefix(request)
         num_cached = len(hit.block_ids) * pool.block_size
         count = self._count_to_run(request.num_tokens - num_cached, draft.budget_left)
         if count == 0:
-            return False
+            return NO_ROOM
         num_new = -(-request.num_tokens // pool.block_size) - len(hit.block_ids)
         # Alone, a request may use every block: else one larger than the rest would wait for ever.
         reserve = 0 if is_alone else self._watermark_blocks
         lacking = num_new + pool.count_free(hit.block_ids) + reserve - pool.num_free_blocks
         if lacking > 0:
             self._blocked = (request, pool.num_changes + lacking)
-            return False
+            return NO_BLOCKS
         self._state.waiting.remove(request)
         pool.touch(hit.block_ids)
         request.block_ids = hit.block_ids + pool.allocate(num_new)
         self._note(request, num_cached)
         self._enter_row(request, hit, count, draft)
-        return True
+        return ""
 
     def _is_still_blocked(self, request: Request) -> bool:
         if self._blocked is None:

@@ -37,6 +37,8 @@ class Draft:
     keyed_blocks: KeyedBlocks = field(default_factory=dict)
     new_blocks: NewBlocks = field(default_factory=list)
     new_rows: list[NewRow] = field(default_factory=list)
+    held_back: str = ""
+    """Why the first waiting request was not admitted; "" where none waits."""
     _parts: list[tuple[RowIndex, IntArray, IntArray]] = field(default_factory=list)
 
     def add_running(self, taken: Taken) -> None:

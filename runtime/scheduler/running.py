@@ -71,13 +71,13 @@ def take_in_order(
     budget: int,
     cap: int,
     choose_victim: Callable[[list[int]], int],
-    preempt: Callable[[int], None],
+    preempt: Callable[[int, str], None],
 ) -> Taken:
     """The same, one row after another, preempting where blocks do not fit.
 
     Args:
         choose_victim: an index into the rows that still run.
-        preempt: frees a row and its blocks.
+        preempt: frees a row and its blocks, for a reason.
     """
     order: list[int] = rows.tolist()
     counts: dict[int, int] = {}
@@ -100,7 +100,8 @@ def take_in_order(
             continue
         index = choose_victim(order)
         victim = order.pop(index)
-        preempt(victim)
+        needing = table.requests[row].request_id
+        preempt(victim, f"{needing} needs {need} blocks, {pool.num_free_blocks} are free")
         has_preempted = True
         budget += counts.pop(victim, 0)
         position -= index < position

@@ -15,8 +15,9 @@ from runtime.data.request import FinishReason, Request
 from runtime.data.step import RequestOutput, RunnerOutput, SchedulerOutput
 from runtime.errors import RequestError
 from runtime.kv_cache import NUM_RESERVED_BLOCKS, BlockPool
+from runtime.observe.steps import ScheduleNotes
 from runtime.scheduler import limits
-from runtime.scheduler.admission import Admission
+from runtime.scheduler.admission import PREEMPTED, Admission
 from runtime.scheduler.ahead import (
     NEEDS_BLOCKS,
     MustWaitError,
@@ -92,6 +93,8 @@ class Scheduler:
         self._admission = Admission(config, self._state)
         self._flights: dict[int, Flight] = {}
         self._next_step_id = 0
+        self.notes = ScheduleNotes()
+        """Of the newest step that `schedule` made."""
 
     @property
     def num_running(self) -> int:
@@ -115,6 +118,10 @@ class Scheduler:
         """The live counters."""
         self._state.stats.note_blocks(self.pool.num_used_blocks)
         return self._state.stats
+
+    def request_ids(self, so: SchedulerOutput) -> tuple[str, ...]:
+        """[B], of a step, before anything else is done here."""
+        return tuple(request.request_id for request in self._state.table.requests[so.rows])
 
     def has_unfinished(self) -> bool:
         return bool(self._state.requests)
@@ -241,6 +248,8 @@ class Scheduler:
             has_preempted = self._run(self._state.order, draft)
             if not has_preempted:
                 self._admission.admit(draft)
+            elif len(self._state.waiting):
+                draft.held_back = PREEMPTED
         else:
             self._run(self._rows_in_prefill(), draft)
             self._admission.admit(draft)
@@ -315,5 +324,6 @@ class Scheduler:
         )
         self._flights[so.step_id] = Flight(rows, table.epoch[rows], draft.keyed_blocks)
         self._next_step_id += 1
-        state.freed_rows, state.blocks_to_clear = [], []
+        self.notes = ScheduleNotes(tuple(state.preempted), draft.held_back)
+        state.freed_rows, state.blocks_to_clear, state.preempted = [], [], []
         return so

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from runtime.data.request import FinishReason, Request, RequestStatus
 from runtime.data.step import BoolArray, IntArray, Logprobs, RequestOutput
 from runtime.kv_cache import BlockPool
+from runtime.observe.steps import Preemption
 from runtime.scheduler.rows import RowIndex, RowTable
 from runtime.scheduler.stats import SchedulerStats
 from runtime.scheduler.waiting import WaitingQueue
@@ -35,6 +36,8 @@ class SchedulerState:
     """Free blocks with K/V that may be not finite; not yet reported to the runner."""
     lost_tokens: dict[str, int] = field(default_factory=dict)
     """request_id -> computed tokens that its preemption threw away, until it is back."""
+    preempted: list[Preemption] = field(default_factory=list)
+    """Not yet told with a step."""
     prompt_logprobs: dict[str, list[Logprobs]] = field(default_factory=dict)
     """request_id -> so far; handed out whole with the first token."""
 
@@ -43,10 +46,12 @@ class SchedulerState:
         alive: BoolArray = self.table.is_held[rows] & (self.table.epoch[rows] == epochs)
         return alive
 
-    def preempt(self, row: int) -> None:
+    def preempt(self, row: int, reason: str) -> None:
         """Takes row and blocks from a request, which waits to run again; its keys stay."""
         request = self.table.requests[row]
         self._leave_row(request)
+        lost = request.num_computed_tokens
+        self.preempted.append(Preemption(request.request_id, lost, reason))
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         self.lost_tokens[request.request_id] = request.num_computed_tokens

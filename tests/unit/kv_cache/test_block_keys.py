@@ -5,6 +5,7 @@ import struct
 import pytest
 import xxhash
 
+from runtime.data.request import ExtraKey
 from runtime.errors import ConfigError
 from runtime.kv_cache.block_keys import BlockHasher, encode_extra_keys, frame
 
@@ -43,14 +44,21 @@ def test_every_part_changes_the_key():
         hasher.key(b"", tokens, b""),
         hasher.key(b"p" * 16, tokens, b""),
         hasher.key(b"", hasher.pack([2, 1], 0), b""),
-        hasher.key(b"", tokens, encode_extra_keys("s1")),
-        hasher.key(b"", tokens, encode_extra_keys("")),
+        hasher.key(b"", tokens, encode_extra_keys([ExtraKey("cache_salt", "s1")], 2)[0]),
+        hasher.key(b"", tokens, encode_extra_keys([ExtraKey("cache_salt", "")], 2)[0]),
+        hasher.key(b"", tokens, encode_extra_keys([ExtraKey("image", "s1")], 2)[0]),
+        hasher.key(b"", tokens, encode_extra_keys([ExtraKey("cache_salt", "s1", 1)], 2)[0]),
     }
-    assert len(keys) == 5
+    assert len(keys) == 7
 
 
-def test_no_salt_and_an_empty_salt_differ():
-    assert encode_extra_keys(None) != encode_extra_keys("")
+def test_extra_keys_count_in_the_block_where_they_start():
+    salt, image, late = ExtraKey("salt", "a"), ExtraKey("image", "b", 3), ExtraKey("image", "c", 9)
+    encoded = encode_extra_keys([late, salt, image], 4)
+    assert sorted(encoded) == [0, 2]
+    assert encoded == encode_extra_keys([image, late, salt], 4), "the order that they come in"
+    assert encode_extra_keys([salt], 4)[0] != encoded[0]
+    assert encode_extra_keys([], 4) == {}
 
 
 def test_unknown_hash_names_the_key_and_what_is_allowed():

@@ -146,7 +146,7 @@ def test_an_unknown_token_of_a_preempted_request_is_sampled_again():
     request = make_request("a", [1] * 3, 9)
     bench.add(request)
     bench.launch()
-    bench.scheduler._state.preempt(request.row)
+    bench.scheduler._state.preempt(request.row, "test")
     bench.scheduler._state.close_gaps()
     assert bench.launch().new_rows[0].token_ids == [1] * 3
     assert bench.collect() == []
@@ -199,7 +199,7 @@ class AheadWalk(Walk):
             self.abort("in-flight abort" if bench.flights else "abort")
         if rng.random() < 0.02 and bench.scheduler.num_running:
             state = bench.scheduler._state
-            state.preempt(int(rng.choice(state.order)))
+            state.preempt(int(rng.choice(state.order)), "test")
             state.close_gaps()
             bench.scheduler.check_integrity()
             self.counts["preempt"] += 1

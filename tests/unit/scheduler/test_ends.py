@@ -248,7 +248,7 @@ def test_prompt_logprobs_come_whole_with_the_first_token_and_once(caching):
         received += [o for o in scheduler.update_from_output(so, ro) if o.request is request]
         if moments and moments[0]():
             moments.pop(0)
-            scheduler._state.preempt(request.row)
+            scheduler._state.preempt(request.row, "test")
             scheduler._state.close_gaps()
     assert given > 12, "some were computed twice"
     assert request.num_preemptions == 2

@@ -65,7 +65,7 @@ def test_a_preempted_request_yields_its_next_token_once(length, budget, caching)
         bench.step()
     before = list(request.token_ids)
     if request.row >= 0:
-        bench.scheduler._state.preempt(request.row)
+        bench.scheduler._state.preempt(request.row, "test")
         bench.scheduler._state.close_gaps()
         assert request.status is RequestStatus.PREEMPTED
     bench.scheduler.check_integrity()
@@ -83,7 +83,7 @@ def test_a_resumed_request_hits_its_own_blocks():
         bench.step()
     keys = list(request.block_keys)
     assert (request.num_tokens, len(keys)) == (14, 3)
-    bench.scheduler._state.preempt(request.row)
+    bench.scheduler._state.preempt(request.row, "test")
     bench.scheduler._state.close_gaps()
     assert request.num_computed_tokens == 0
     assert request.block_keys == keys
@@ -318,7 +318,7 @@ def test_a_preempted_request_can_be_ended():
     request = make_request("a", [1] * 6, 9)
     bench.add(request)
     bench.step()
-    bench.scheduler._state.preempt(request.row)
+    bench.scheduler._state.preempt(request.row, "test")
     bench.scheduler._state.close_gaps()
     outputs = bench.finish("a")
     assert outputs[0].finish_reason is FinishReason.ABORT

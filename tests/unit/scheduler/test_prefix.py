@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.data.request import FinishReason
+from runtime.data.request import ExtraKey, FinishReason
 from runtime.kv_cache import BlockHasher
 
 from .fake import Bench, make_request, make_scheduler, output_of
@@ -133,6 +133,21 @@ def test_salt_separates_tenants():
         bench.run()
     assert [r.num_cached_tokens for r in requests] == [0, 8, 0, 0]
     assert len({tuple(r.output_token_ids) for r in requests}) == 1
+    bench.assert_as_alone(*requests)
+
+
+def test_what_changes_kv_from_a_position_on_separates_from_its_block_on():
+    bench = Bench(make_scheduler())
+    cat, dog = ExtraKey("image", "cat", 9), ExtraKey("image", "dog", 9)
+    adapter = ExtraKey("adapter", "x")
+    extra = [(cat,), (cat,), (dog,), (), (adapter,), (adapter, cat), (adapter,)]
+    requests = [
+        make_request(str(i), list(range(18)), 4, extra_keys=keys) for i, keys in enumerate(extra)
+    ]
+    for request in requests:
+        bench.add(request)
+        bench.run()
+    assert [r.num_cached_tokens for r in requests] == [0, 16, 8, 8, 0, 8, 16]
     bench.assert_as_alone(*requests)
 
 
@@ -292,7 +307,7 @@ def test_keys_are_made_once_each_and_only_for_full_blocks(monkeypatch):
     bench.add(request)
     for _ in range(8):
         bench.step()
-    bench.scheduler._state.preempt(request.row)
+    bench.scheduler._state.preempt(request.row, "test")
     bench.scheduler._state.close_gaps()
     bench.run()
     assert len(made) == len(set(made)) == len(request.block_keys) == 5, "20 of 21 tokens ran"

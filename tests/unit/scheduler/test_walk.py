@@ -71,7 +71,7 @@ class Walk:
             self.abort("abort")
         if rng.random() < 0.02 and bench.scheduler.num_running:
             state = bench.scheduler._state
-            state.preempt(int(rng.choice(state.order)))
+            state.preempt(int(rng.choice(state.order)), "test")
             state.close_gaps()
             bench.scheduler.check_integrity()
             self.counts["preempt"] += 1
