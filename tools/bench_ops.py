@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from attention_backends import LayerKV
 from runtime.config import resolve_model_path
 from runtime.config.schema import ModelConfig
-from runtime.models import load_model
+from runtime.models import load_model, weight_bytes
 from runtime.models._decoder import Decoder
 from runtime.ops import activation, dispatch, kv_write, norm, rotary, scores
 from tools.quantization_drift import write_q8_0
@@ -57,7 +57,7 @@ class Ops:
                 self.models["q8_0"] = _load(str(quantized), "q8_0", folder)
         self.spec = self.models["bf16"].spec
         self.num_rows = num_rows
-        self.weight_bytes = {name: m.spec.weight_bytes for name, m in self.models.items()}
+        self.weight_bytes = {name: weight_bytes(m.spec) for name, m in self.models.items()}
 
     def calls(self) -> dict[str, tuple[Call, Call | None]]:
         """Op -> native, twin."""

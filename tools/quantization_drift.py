@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from attention_backends import AttentionShape
 from runtime.config import resolve_model_path
 from runtime.config.schema import ModelConfig
-from runtime.models import LoadedModel, load_model
+from runtime.models import LoadedModel, load_model, weight_bytes
 from runtime.text import load_tokenizer
 
 TEXT = Path(__file__).resolve().parent.parent / "tests" / "texts" / "lighthouse.txt"
@@ -72,7 +72,7 @@ def measure(model: str, text: str, window: int = 512) -> dict[str, Drift]:
             perplexity=logprobs.mean().neg().exp().item(),
             argmax_agreement=(chosen == reference[0]).float().mean().item(),
             mean_logprob_change=(logprobs - reference[1]).abs().mean().item(),
-            weight_bytes=loaded.spec.weight_bytes,
+            weight_bytes=weight_bytes(loaded.spec),
         )
     return drifts
 

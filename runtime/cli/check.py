@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from runtime.cli.exit_codes import OK, exit_code_of
 from runtime.cli.interrupts import held
 from runtime.cli.options import add_config_arguments, load_config, log_to_stderr
+from runtime.models import weight_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -33,9 +34,10 @@ def run(args: argparse.Namespace) -> int:
     with held():
         import numpy  # noqa: F401  # before torch, which imports it while it loads itself
 
-        from runtime import build, models, runner, text  # noqa: F401
+        from runtime import models, runner, text  # noqa: F401
         from runtime.cli.machine import machine_facts, versions
         from runtime.errors import StepgraphError
+        from runtime.front import build  # noqa: F401
 
     log_to_stderr(logging.WARNING)
     _section("machine", machine_facts())
@@ -74,7 +76,7 @@ def _check_run(config: RunConfig) -> None:
     choice = choose_backends(config.attention, shapes, block_size, device)
     _check_graphs(config, choice.support, device)
     _check_weights(spec, device)
-    weights = spec.weight_bytes
+    weights = weight_bytes(spec)
     num_blocks = size_kv_pool(config, spec, choice.block_size, device, weights_to_come=weights)
     length = resolve_max_model_len(config, spec, num_blocks, choice.block_size)
     facts = _pool_facts(spec, choice.block_size, num_blocks, length)
@@ -113,9 +115,9 @@ def _check_weights(spec: ModelSpec, device: torch.device) -> None:
     from runtime.runner import free_memory_bytes
 
     free = free_memory_bytes(device)
-    if spec.weight_bytes > free:
+    if weight_bytes(spec) > free:
         raise ModelError(
-            f"the weights take {format_memory(spec.weight_bytes)}, and {format_memory(free)} are "
+            f"the weights take {format_memory(weight_bytes(spec))}, and {format_memory(free)} are "
             f"free on {device}: {smaller_weights(spec)}"
         )
 
@@ -131,7 +133,7 @@ def _model_facts(config: RunConfig, spec: ModelSpec) -> Iterable[tuple[str, str]
         f"{spec.num_kv_heads} KV heads of {spec.head_dim}, vocabulary {spec.vocab_size}",
     )
     yield "longest request", f"{spec.max_position} tokens"
-    yield "weights", f"{spec.weight_bytes:,} bytes ({format_memory(spec.weight_bytes)})"
+    yield "weights", f"{weight_bytes(spec):,} bytes ({format_memory(weight_bytes(spec))})"
     yield "KV", f"{spec.kv_bytes_per_token:,} bytes per token"
 
 

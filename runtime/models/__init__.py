@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from runtime.models._spec import ModelSpec, smaller_weights
+from runtime.models._weight_map import weight_bytes
 
 if TYPE_CHECKING:
     from runtime.models._load import check_files, load_model, read_spec
@@ -18,6 +19,7 @@ __all__ = [
     "load_model",
     "read_spec",
     "smaller_weights",
+    "weight_bytes",
 ]
 
 _HOMES = {

@@ -38,7 +38,7 @@ from runtime.models._gguf_config import gguf_config
 from runtime.models._gguf_header import GgufHeader, TensorInfo, read_header
 from runtime.models._gguf_names import named_tensors
 from runtime.models._spec import ModelSpec
-from runtime.models._weight_map import BLOCK_INPUTS, scales_of, weight_map
+from runtime.models._weight_map import BLOCK_INPUTS, scales_of, weight_bytes, weight_map
 
 CONVERTER_VERSION = 1
 """Raise it when the same file would convert to something else."""
@@ -102,7 +102,7 @@ def _folder_of(path: Path, config: ModelConfig, spec: ModelSpec) -> Path:
 
 
 def _needed_bytes(spec: ModelSpec) -> int:
-    return int(spec.weight_bytes * 1.01)
+    return int(weight_bytes(spec) * 1.01)
 
 
 def _write(header: GgufHeader, spec: ModelSpec, folder: Path) -> None:

@@ -13,6 +13,7 @@ from runtime.models._decoder import Decoder
 from runtime.models._interface import DecoderModel
 from runtime.models._plugins import find_plugin
 from runtime.models._spec import ModelSpec, smaller_weights
+from runtime.models._weight_map import weight_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def build(spec: ModelSpec, device: torch.device, fill: Callable[[Decoder], None]
             if not is_out_of_memory(error):
                 raise
             raise ModelError(
-                f"out of memory for the weights, which take {spec.weight_bytes / (1 << 20):.0f} "
+                f"out of memory for the weights, which take {weight_bytes(spec) / (1 << 20):.0f} "
                 f"MiB on {device}: {smaller_weights(spec)}, or free memory there. {error}"
             ) from error
     return LoadedModel(model, spec, attention_shapes(spec), device)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from runtime.models._rope_spec import RopeSpec
-from runtime.models._weight_map import allocations, is_matrix
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
@@ -58,22 +56,6 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: dict[str, Any] = field(default_factory=dict)
     """The sampling keys that the checkpoint's generation_config.json sets."""
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all parameters as they are kept; a tied head counts once.
-
-        8-bit matrices take a byte an element and a float32 scale an output, those in Q8_0 a float16
-        scale for each 32 elements.
-        """
-        total = 0
-        for name, (shape, dtype) in allocations(self).items():
-            is_table = name == "embedding.weight" and not self.tie_embeddings
-            if self.quantization == "int8" and is_matrix(name) and not is_table:
-                total += math.prod(shape) + 4 * shape[0]
-            else:
-                total += math.prod(shape) * DTYPE_BYTES[dtype]
-        return total
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import math
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from runtime.models._spec import ModelSpec
-
+from runtime.models._cut import WHOLE, Cut
+from runtime.models._spec import DTYPE_BYTES, ModelSpec
 
 BLOCK_INPUTS = 32
 """Inputs of an output that share a scale in Q8_0."""
@@ -20,6 +20,8 @@ class Slot(NamedTuple):
     rows: int
     repeated: bool = False
     """Each of the rows is the whole tensor (one head norm for all heads)."""
+    cut: Cut = WHOLE
+    """How ranks may divide the tensor."""
 
 
 def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -64,6 +66,22 @@ def allocations(spec: ModelSpec) -> dict[str, tuple[tuple[int, ...], str]]:
     return found
 
 
+def weight_bytes(spec: ModelSpec) -> int:
+    """Bytes of all parameters as they are kept; a tied head counts once.
+
+    8-bit matrices take a byte an element and a float32 scale an output, those in Q8_0 a float16
+    scale for each 32 elements.
+    """
+    total = 0
+    for name, (shape, dtype) in allocations(spec).items():
+        is_table = name == "embedding.weight" and not spec.tie_embeddings
+        if spec.quantization == "int8" and is_matrix(name) and not is_table:
+            total += math.prod(shape) + 4 * shape[0]
+        else:
+            total += math.prod(shape) * DTYPE_BYTES[dtype]
+    return total
+
+
 def scales_of(weight: str) -> str:
     """The name of a Q8_0 weight's scales, of a parameter or a checkpoint's tensor."""
     return f"{weight}_scales"
@@ -78,24 +96,33 @@ def weight_map(spec: ModelSpec) -> dict[str, Slot]:
     """Each tensor of a Hugging Face checkpoint, and where it belongs; scales of Q8_0 included."""
     q_rows, kv_rows = spec.num_q_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     hidden, inner = spec.hidden_size, spec.intermediate_size
+    q, kv = Cut(0, spec.num_q_heads), Cut(0, spec.num_kv_heads, repeats=True)
+    output, column = Cut(1, spec.num_q_heads), Cut(0, inner)
+    row = Cut(1, inner // BLOCK_INPUTS if spec.q8_0 else inner)  # who share a scale stay together
+    vocabulary = Cut(0, spec.vocab_size, is_ragged=True)
     parts = [
-        ("self_attn.q_proj", "qkv", 0, q_rows, spec.qkv_bias),
-        ("self_attn.k_proj", "qkv", q_rows, kv_rows, spec.qkv_bias),
-        ("self_attn.v_proj", "qkv", q_rows + kv_rows, kv_rows, spec.qkv_bias),
-        ("self_attn.o_proj", "output", 0, hidden, spec.o_bias),
-        ("mlp.gate_proj", "gate_up", 0, inner, spec.mlp_bias),
-        ("mlp.up_proj", "gate_up", inner, inner, spec.mlp_bias),
-        ("mlp.down_proj", "down", 0, hidden, spec.mlp_bias),
-        ("input_layernorm", "input_norm", 0, hidden, False),
-        ("post_attention_layernorm", "mlp_norm", 0, hidden, False),
+        ("self_attn.q_proj", "qkv", 0, q_rows, spec.qkv_bias, q),
+        ("self_attn.k_proj", "qkv", q_rows, kv_rows, spec.qkv_bias, kv),
+        ("self_attn.v_proj", "qkv", q_rows + kv_rows, kv_rows, spec.qkv_bias, kv),
+        ("self_attn.o_proj", "output", 0, hidden, spec.o_bias, output),
+        ("mlp.gate_proj", "gate_up", 0, inner, spec.mlp_bias, column),
+        ("mlp.up_proj", "gate_up", inner, inner, spec.mlp_bias, column),
+        ("mlp.down_proj", "down", 0, hidden, spec.mlp_bias, row),
+        ("input_layernorm", "input_norm", 0, hidden, False, WHOLE),
+        ("post_attention_layernorm", "mlp_norm", 0, hidden, False, WHOLE),
     ]
-    slots = {"model.embed_tokens.weight": Slot("embedding.weight", 0, spec.vocab_size)}
+    slots = {
+        "model.embed_tokens.weight": Slot("embedding.weight", 0, spec.vocab_size, cut=vocabulary)
+    }
     for layer in range(spec.num_layers):
         source, target = f"model.layers.{layer}.", f"layers.{layer}."
-        for name, parameter, start, rows, has_bias in parts:
-            kinds = ("weight", "bias") if has_bias else ("weight",)
-            for kind in kinds:
-                slots[f"{source}{name}.{kind}"] = Slot(f"{target}{parameter}.{kind}", start, rows)
+        for name, parameter, start, rows, has_bias, cut in parts:
+            slot = Slot(f"{target}{parameter}.weight", start, rows, cut=cut)
+            slots[f"{source}{name}.weight"] = slot
+            if has_bias:  # where inputs are cut, it is added to the sum over the ranks
+                slots[f"{source}{name}.bias"] = slot._replace(
+                    parameter=f"{target}{parameter}.bias", cut=WHOLE if cut.axis == 1 else cut
+                )
         if spec.qk_norm:
             parameter = f"{target}head_norm.weight"
             slots[f"{source}self_attn.q_norm.weight"] = Slot(parameter, 0, spec.num_q_heads, True)
@@ -104,7 +131,7 @@ def weight_map(spec: ModelSpec) -> dict[str, Slot]:
             )
     slots["model.norm.weight"] = Slot("norm.weight", 0, hidden)
     if not spec.tie_embeddings:
-        slots["lm_head.weight"] = Slot("head.weight", 0, spec.vocab_size)
+        slots["lm_head.weight"] = Slot("head.weight", 0, spec.vocab_size, cut=vocabulary)
     scales = {
         scales_of(name): slot._replace(parameter=scales_of(slot.parameter))
         for name, slot in slots.items()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from attention_backends import NUM_RESERVED_BLOCKS, AttentionBackend
+from runtime.models import weight_bytes
 from runtime.runner.model_runner import ModelRunner
 from runtime.runner.out_of_memory import explain_out_of_memory
 from runtime.sampling import Sampler
@@ -135,7 +136,7 @@ def measure_footprint(
     del runner
     return Footprint(
         free=meter.free(),
-        weights=loaded.spec.weight_bytes,
+        weights=weight_bytes(loaded.spec),
         buffers=max(0, held - before - pool),
         activations=max(0, activations),
         workspaces=workspaces,

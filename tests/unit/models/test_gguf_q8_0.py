@@ -12,7 +12,7 @@ import torch
 
 from runtime.config.schema import ModelConfig
 from runtime.errors import ConfigError, ModelError
-from runtime.models import LoadedModel, check_files, load_model, read_spec
+from runtime.models import LoadedModel, check_files, load_model, read_spec, weight_bytes
 from runtime.models._gguf_header import read_header
 from runtime.ops.weights import PackedWeight, PlainWeight, Q8Weight
 from tests.builders import make_gguf, make_hf_folder
@@ -102,9 +102,9 @@ def test_bytes_are_those_that_are_kept(tiny: Path) -> None:
     kept = load(tiny)
     rest = [t for name, t in kept.model.loaded.items() if name not in kept.model._linears]
     linears = sum(linear.form.num_bytes for linear in kept.model._linears.values())
-    assert kept.spec.weight_bytes == linears + sum(tensor.nbytes for tensor in rest)
+    assert weight_bytes(kept.spec) == linears + sum(tensor.nbytes for tensor in rest)
     assert set(kept.model.loaded).isdisjoint(kept.spec.q8_0)
-    assert kept.spec.weight_bytes < 0.54 * load(tiny, quantization="none").spec.weight_bytes
+    assert weight_bytes(kept.spec) < 0.54 * weight_bytes(load(tiny, quantization="none").spec)
 
 
 def test_auto_keeps_only_where_kernels_read_it(
@@ -116,7 +116,7 @@ def test_auto_keeps_only_where_kernels_read_it(
     with caplog.at_level(logging.INFO):
         spec = read_spec(config_of(tiny), torch.device("cuda"))
     assert not spec.q8_0
-    assert spec.weight_bytes == read_spec(config_of(tiny, quantization="none")).weight_bytes
+    assert weight_bytes(spec) == weight_bytes(read_spec(config_of(tiny, quantization="none")))
     assert "10 matrices in Q8_0 are widened to bfloat16" in caplog.text
     assert "the device is cuda" in caplog.text
     assert read_spec(config_of(tiny, quantization="q8_0"), torch.device("cuda")).q8_0 == ALL

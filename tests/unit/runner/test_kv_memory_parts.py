@@ -7,7 +7,7 @@ import torch
 
 from runtime.config import RuntimeConfig
 from runtime.errors import ConfigError
-from runtime.models import read_spec
+from runtime.models import read_spec, weight_bytes
 from runtime.runner import kv_memory, measure_footprint
 from runtime.runner.footprint import Footprint
 from runtime.runner.kv_memory import size_kv_pool
@@ -138,7 +138,7 @@ def test_parts_are_differences_of_what_was_read(measure, tiny):
     assert meter.asked == ["taken", "taken", "reset", "peak", "free"]
     assert parts.buffers == 70
     assert parts.activations == 9000 - (1000 + 3 * BLOCK_BYTES + 70)
-    assert (parts.free, parts.weights) == (5, tiny.spec.weight_bytes)
+    assert (parts.free, parts.weights) == (5, weight_bytes(tiny.spec))
     assert parts.graphs > 0
     assert parts.beside_pool == 70 + parts.activations + parts.workspaces + parts.graphs
 

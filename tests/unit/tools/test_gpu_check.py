@@ -14,7 +14,7 @@ import torch
 
 from runtime import ops
 from runtime.config import ModelConfig
-from runtime.models import read_spec
+from runtime.models import read_spec, weight_bytes
 from tools import gpu_check
 from tools._gpu_check import op_numerics, sections, speed, step_times, subject
 from tools._gpu_check.attention_batches import attention_in_float64, make_batch
@@ -277,7 +277,7 @@ def test_floors_by_hand():
 
 def test_qwen3_8b_weighs_what_it_should():
     spec = spec_of(QWEN3_8B)
-    assert 15.2 < spec.weight_bytes / 2**30 < 15.4
+    assert 15.2 < weight_bytes(spec) / 2**30 < 15.4
     assert spec.kv_bytes_per_token == 147456
 
 
