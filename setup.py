@@ -45,6 +45,7 @@ setup(
         "jinja2>=3.1",
         "psutil>=5.9",
         "filelock>=3.13",
+        "msgspec>=0.19",
     ],
     extras_require={
         "flash-attention": ["flash-attn>=2.8"],

@@ -44,7 +44,7 @@ TORCH_FREE = {
 KERNEL_LIBRARIES = {"flash_attn", "flashinfer", "triton"}
 LIBRARIES = KERNEL_LIBRARIES | {
     *("torch", "numpy", "transformers", "tokenizers", "safetensors", "gguf", "pydantic", "rich"),
-    *("ruamel", "xxhash", "jinja2", "psutil", "filelock", "huggingface_hub", "xgrammar"),
+    *("ruamel", "xxhash", "jinja2", "psutil", "filelock", "huggingface_hub", "xgrammar", "msgspec"),
 }
 
 
