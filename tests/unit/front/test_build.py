@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime import Runtime, RuntimeConfig, build
+from runtime import Runtime, RuntimeConfig
 from runtime.errors import BackendError, ConfigError, ModelError
+from runtime.front import build
 from tests.builders import write_config
 
 

@@ -5,8 +5,9 @@ import torch
 
 from attention_backends import torch_paged
 from graphs import GraphError
-from runtime import RuntimeConfig, build
+from runtime import RuntimeConfig
 from runtime.errors import ConfigError, ModelError, StepgraphError
+from runtime.front import build
 from runtime.models import load_model
 from runtime.models._decoder import Decoder
 from runtime.runner import ModelRunner, measure_footprint, model_runner
