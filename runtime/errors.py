@@ -29,11 +29,17 @@ class RequestError(StepgraphError, ValueError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+        self._message = message
+
+    def __reduce__(self) -> tuple[type[RequestError], tuple[str, str]]:
+        """For pickle and copy: an exception is otherwise made again from its message alone."""
+        return RequestError, (self.field, self._message)
 
     def of_item(self, index: int, count: int) -> RequestError:
         """The same, of one item in a list of requests."""
-        message = str(self).removeprefix(f"{self.field}: ")
-        return RequestError(self.field, f"{message} (item {index} of the {count} given, from 0)")
+        return RequestError(
+            self.field, f"{self._message} (item {index} of the {count} given, from 0)"
+        )
 
 
 class BackendError(StepgraphError):

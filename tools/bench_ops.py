@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from attention_backends import LayerKV
 from runtime.config import resolve_model_path
-from runtime.config.schema import ModelConfig
+from runtime.config.sections import ModelConfig
 from runtime.models import load_model, weight_bytes
 from runtime.models._decoder import Decoder
 from runtime.ops import activation, dispatch, kv_write, norm, rotary, scores

@@ -26,7 +26,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from graphs._keys import GraphKey, Kind
-from runtime.config.schema import SchedulerConfig
+from runtime.config.sections import SchedulerConfig
 from runtime.data.params import SamplingParams
 from runtime.data.request import Request
 from runtime.data.step import RunnerOutput, SchedulerOutput, StepShape

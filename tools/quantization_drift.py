@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from attention_backends import AttentionShape
 from runtime.config import resolve_model_path
-from runtime.config.schema import ModelConfig
+from runtime.config.sections import ModelConfig
 from runtime.models import LoadedModel, load_model, weight_bytes
 from runtime.text import load_tokenizer
 

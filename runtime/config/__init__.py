@@ -1,21 +1,20 @@
 """Configuration: one schema, read from YAML, environment, flags or Python, checked at the door."""
 
+from runtime.config.environment import environment_name
 from runtime.config.limits import blocks_for, check_limits
-from runtime.config.load import environment_name, load_run_config
+from runtime.config.load import load_run_config
 from runtime.config.model_path import resolve_model_path
 from runtime.config.provenance import Origin, Provenance
-from runtime.config.schema import (
+from runtime.config.schema import RequestConfig, RunConfig, RuntimeConfig
+from runtime.config.section import Section
+from runtime.config.sections import (
     AttentionConfig,
     CacheConfig,
     EngineConfig,
     GraphsConfig,
     ModelConfig,
-    RequestConfig,
-    RunConfig,
-    RuntimeConfig,
     SchedulerConfig,
 )
-from runtime.config.section import Section
 from runtime.config.units import format_cores, format_memory, parse_cores, parse_memory
 
 __all__ = [

@@ -55,6 +55,11 @@ def branches(annotation: Any) -> list[Any]:
     return [annotation]
 
 
+def base_kinds(annotation: Any) -> set[Any]:
+    """The types that a key takes, constraints left out."""
+    return {_base(b) for b in branches(annotation)}
+
+
 def allowed_values(annotation: Any) -> str:
     """`an integer >= 1 or auto`"""
     words = [_allowed_by(b) for b in branches(annotation)]
@@ -80,7 +85,7 @@ def as_yaml(message: str) -> str:
 
 def hint_for(annotation: Any, value: object) -> str:
     """What to write instead, where the value is a near miss; starts with `; `, or is ""."""
-    kinds = [_base(b) for b in branches(annotation)]
+    kinds = base_kinds(annotation)
     if bool in kinds and isinstance(value, str):
         word = value.strip().lower()
         if word in _TRUE + _FALSE:

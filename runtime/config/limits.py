@@ -5,12 +5,23 @@ Checked at the door for what is written out, and by the engine again once all is
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from runtime.config.problems import Problem, config_error
+from runtime.config.sections import CacheConfig, GraphsConfig, ModelConfig, SchedulerConfig
 
-if TYPE_CHECKING:
-    from runtime.config.schema import RuntimeConfig
+
+class Limited(Protocol):
+    """The sections whose keys bound each other, as a RuntimeConfig has them."""
+
+    @property
+    def model(self) -> ModelConfig: ...
+    @property
+    def scheduler(self) -> SchedulerConfig: ...
+    @property
+    def cache(self) -> CacheConfig: ...
+    @property
+    def graphs(self) -> GraphsConfig: ...
 
 
 def blocks_for(max_model_len: int, block_size: int) -> int:
@@ -19,7 +30,7 @@ def blocks_for(max_model_len: int, block_size: int) -> int:
 
 
 def limit_problems(
-    config: RuntimeConfig,
+    config: Limited,
     *,
     max_model_len: int | None = None,
     block_size: int | None = None,
@@ -78,7 +89,7 @@ def limit_problems(
 
 
 def check_limits(
-    config: RuntimeConfig,
+    config: Limited,
     max_model_len: int | None = None,
     *,
     block_size: int | None = None,
@@ -100,7 +111,7 @@ def check_limits(
 
 
 def _length_problems(
-    config: RuntimeConfig, length: int, block_size: int | None, num_blocks: int | None
+    config: Limited, length: int, block_size: int | None, num_blocks: int | None
 ) -> list[Problem]:
     found = []
     budget = config.scheduler.max_num_batched_tokens
@@ -127,7 +138,7 @@ def _length_problems(
     return found
 
 
-def _whole_prompts_because(config: RuntimeConfig) -> str:
+def _whole_prompts_because(config: Limited) -> str:
     if config.scheduler.policy == "prefill_first":
         return "scheduler.policy: prefill_first"
     return "" if config.scheduler.chunked_prefill else "scheduler.chunked_prefill: false"

@@ -30,6 +30,9 @@ class ProblemsError(ValueError):
         super().__init__("; ".join(f"{dotted(p.key)}: {p.message}" for p in problems))
         self.problems = tuple(problems)
 
+    def __reduce__(self) -> tuple[type[ProblemsError], tuple[tuple[Problem, ...]]]:
+        return ProblemsError, (self.problems,)
+
 
 def dotted(key: Key) -> str:
     """`requests[2].prompt`"""

@@ -19,7 +19,7 @@ from pathlib import Path
 import xxhash
 from filelock import FileLock
 
-from runtime.config.schema import ModelConfig
+from runtime.config.sections import ModelConfig
 from runtime.errors import ConfigError, ModelError
 
 CACHE_DIR_VARIABLE = "STEPGRAPH_CACHE_DIR"

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from attention_backends import is_out_of_memory
-from runtime.config.schema import ModelConfig
+from runtime.config.sections import ModelConfig
 from runtime.errors import ConfigError, ModelError
 from runtime.machine.disk_cache import (
     cache_folder_of,

@@ -18,7 +18,7 @@ from runtime.scheduler.rows import NEVER
 from runtime.scheduler.state import SchedulerState
 
 if TYPE_CHECKING:
-    from runtime.config.schema import SchedulerConfig
+    from runtime.config.sections import SchedulerConfig
 
 NO_BUDGET = "the token budget was spent on requests before it"
 NO_ROW = "every row was held: scheduler.max_num_seqs"

@@ -9,7 +9,7 @@ from runtime.errors import ConfigError, RequestError
 from runtime.kv_cache import BlockPool
 
 if TYPE_CHECKING:
-    from runtime.config.schema import SchedulerConfig
+    from runtime.config.sections import SchedulerConfig
 
 
 def check_config(

@@ -36,7 +36,7 @@ from runtime.scheduler.stats import SchedulerStats
 from runtime.scheduler.waiting import make_queue
 
 if TYPE_CHECKING:
-    from runtime.config.schema import SchedulerConfig
+    from runtime.config.sections import SchedulerConfig
 
 
 class Scheduler:

@@ -19,7 +19,7 @@ from pathlib import Path
 import tokenizers
 import xxhash
 
-from runtime.config.schema import ModelConfig
+from runtime.config.sections import ModelConfig
 from runtime.errors import ConfigError, ModelError
 from runtime.machine.disk_cache import cache_root, is_whole, publish_folder
 from runtime.text.tokenizer import Tokenizer, TokenizerSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.config.schema import ModelConfig
+from runtime.config.sections import ModelConfig
 from runtime.errors import ConfigError, ModelError
 from runtime.machine.disk_cache import (
     cache_folder_of,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from runtime.config.schema import ModelConfig
+from runtime.config.sections import ModelConfig
 from runtime.errors import ConfigError, ModelError
 from runtime.models import check_files, load_model, read_spec
 from tests.builders import make_hf_folder, write_config

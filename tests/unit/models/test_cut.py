@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.config.schema import ModelConfig
+from runtime.config.sections import ModelConfig
 from runtime.models import read_spec
 from runtime.models._cut import WHOLE, Cut
 from runtime.models._weight_map import parameter_shapes, weight_map

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from runtime.config.schema import ModelConfig
+from runtime.config.sections import ModelConfig
 from runtime.errors import ConfigError, ModelError
 from runtime.machine.disk_cache import cache_folder_of
 from runtime.models import _gguf_convert, check_files, load_model, read_spec
@@ -311,7 +311,7 @@ def test_the_conversion_is_a_folder_that_others_can_read(tiny: Path) -> None:
 
 LOAD = """
 import logging, resource, sys, torch
-from runtime.config.schema import ModelConfig
+from runtime.config.sections import ModelConfig
 from runtime.models import load_model
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 path, cache, limit = sys.argv[1:]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.config.schema import ModelConfig
+from runtime.config.sections import ModelConfig
 from runtime.errors import ConfigError, ModelError
 from runtime.models import LoadedModel, check_files, load_model, read_spec, weight_bytes
 from runtime.models._gguf_header import read_header

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.config.schema import ModelConfig
+from runtime.config.sections import ModelConfig
 from runtime.models import LoadedModel, load_model
 from tests.builders import ARCHITECTURES, DenseAttend, make_hf_folder, reference_logits
 

@@ -39,7 +39,7 @@ def test_only_the_chosen_file_is_imported(tmp_path: Path) -> None:
     folder = write_config(tmp_path, "Qwen2ForCausalLM")
     code = f"""
 import sys, torch
-from runtime.config.schema import ModelConfig
+from runtime.config.sections import ModelConfig
 from runtime.models import load_model
 load_model(ModelConfig(path={str(folder)!r}, format="dummy"), torch.device("cpu"))
 names = ("llama", "mistral", "qwen2", "qwen3")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.config.schema import ModelConfig
+from runtime.config.sections import ModelConfig
 from runtime.models import LoadedModel, load_model, read_spec, weight_bytes
 from tests.builders import DenseAttend
 

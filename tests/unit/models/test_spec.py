@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.config.schema import ModelConfig
+from runtime.config.sections import ModelConfig
 from runtime.errors import ConfigError, ModelError
 from runtime.models import load_model, read_spec, smaller_weights, weight_bytes
 from runtime.models._rope import inverse_frequencies
@@ -222,7 +222,7 @@ def test_bytes_are_those_of_the_tensors(tmp_path: Path, architecture: str, tied:
 def test_reading_a_spec_imports_no_torch(tmp_path: Path) -> None:
     folder = write_config(tmp_path)
     code = (
-        "import sys; from runtime.config.schema import ModelConfig; "
+        "import sys; from runtime.config.sections import ModelConfig; "
         "from runtime.models import read_spec; "
         f"read_spec(ModelConfig(path={str(folder)!r}, format='dummy')); "
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"

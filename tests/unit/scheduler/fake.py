@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from runtime.config.schema import SchedulerConfig
+from runtime.config.sections import SchedulerConfig
 from runtime.data.params import SamplingParams
 from runtime.data.request import FinishReason, Request
 from runtime.data.step import NewRow, RequestOutput, RunnerOutput, SchedulerOutput, StepShape

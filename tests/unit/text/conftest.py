@@ -1,6 +1,6 @@
 import pytest
 
-from runtime.config.schema import ModelConfig
+from runtime.config.sections import ModelConfig
 from runtime.text import load_tokenizer
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.config.schema import ModelConfig
+from runtime.config.sections import ModelConfig
 from runtime.errors import ModelError, RequestError
 from runtime.text import load_tokenizer
 from tests.unit.text import vocabularies as v
@@ -139,7 +139,7 @@ def test_the_second_start_needs_no_transformers(folder, tmp_path):
     load(folder, tmp_path)
     cache = str(tmp_path / "cache")
     code = (
-        "import sys; from runtime.config.schema import ModelConfig; from runtime.text import *\n"
+        "import sys; from runtime.config.sections import ModelConfig; from runtime.text import *\n"
         f"load_tokenizer(ModelConfig(path={str(folder)!r}, cache_dir={cache!r}))\n"
         "print({'torch', 'transformers', 'jinja2'} & set(sys.modules))"
     )
