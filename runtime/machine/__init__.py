@@ -1,1 +1,1 @@
-"""The machine that this runs on: its threads, its container's limits, a cache and model files on its disk."""
+"""The machine that this runs on: threads, a container's limits, a cache and model files on disk."""

@@ -1,8 +1,8 @@
 """load_tokenizer: from where a model's configuration points to, fast from the second start on.
 
-transformers knows how every tokenizer is to be read, and takes seconds to import. It is asked once
-for each content; what it made of the files is kept in the cache folder, in the form that the
-`tokenizers` library opens alone.
+transformers knows how a folder's tokenizer is to be read, and takes seconds to import. It is asked
+once for each content; a GGUF file's is built here. What came of the files is kept in the cache
+folder, in the form that the `tokenizers` library opens alone.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ _SUPPORTED = (
 _VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt")
 _FORMAT = "1"
 """Of what is kept; a new one makes old entries unread."""
+_GGUF_FORMAT = "gguf 2"
+"""Of the rules that a GGUF file is read by; raise it when they give another tokenizer."""
 _GGUF_HEAD_BYTES = 64 * 2**20
 """The metadata, tokenizer included, lies at the start of a GGUF file."""
 
@@ -56,7 +58,7 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
         except Exception as error:  # what the tokenizers library raises has no narrower type
             log.warning("the kept tokenizer %s is damaged (%s) and made anew", kept, error)
             shutil.rmtree(kept)
-    backend, settings = _convert(source)
+    backend, settings = _from_gguf(source) if source.is_file() else _convert(source)
     tokenizer = Tokenizer(backend, settings)
     _keep(kept, backend, settings)
     return tokenizer
@@ -82,25 +84,27 @@ def _vocabulary_files(folder: Path) -> Iterator[Path]:
     yield from folder.glob("*.tiktoken")
 
 
-# -- what transformers makes of the files ---------------------------------------------------------
+# -- what is made of the files ---------------------------------------------------------------------
+
+
+def _from_gguf(source: Path) -> tuple[tokenizers.Tokenizer, TokenizerSettings]:
+    from runtime.text.gguf_tokenizer import gguf_tokenizer  # not needed where it is kept
+
+    try:
+        return gguf_tokenizer(source)
+    except Exception as error:  # what the tokenizers library raises has no narrower type
+        raise _unreadable(source, error) from error
 
 
 def _convert(source: Path) -> tuple[tokenizers.Tokenizer, TokenizerSettings]:
     from transformers import AutoTokenizer  # slow to import: here only
 
-    is_gguf = source.is_file()
     try:
         made = AutoTokenizer.from_pretrained(
-            str(source.parent if is_gguf else source),
-            local_files_only=True,
-            trust_remote_code=False,
-            **({"gguf_file": source.name} if is_gguf else {}),
+            str(source), local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # transformers raises whatever its parsers raise
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ModelError(
-            f"the tokenizer of {source} cannot be read: {reason:.500}; {_SUPPORTED}"
-        ) from error
+        raise _unreadable(source, error) from error
     if getattr(made, "backend_tokenizer", None) is None:
         raise ModelError(
             f"the tokenizer of {source} is a {type(made).__name__}, which has no form for the "
@@ -114,16 +118,22 @@ def _convert(source: Path) -> tuple[tokenizers.Tokenizer, TokenizerSettings]:
     return made.backend_tokenizer, settings
 
 
+def _unreadable(source: Path, error: object) -> ModelError:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return ModelError(f"the tokenizer of {source} cannot be read: {reason:.500}; {_SUPPORTED}")
+
+
 # -- what is kept ---------------------------------------------------------------------------------
 
 
 def _key_of(source: Path) -> str:
     digest = xxhash.xxh3_128()
-    for part in (_FORMAT, version("transformers"), version("tokenizers")):
+    made_by = _GGUF_FORMAT if source.is_file() else version("transformers")
+    for part in (_FORMAT, made_by, version("tokenizers")):
         digest.update(part.encode() + b"\0")
     if source.is_file():
         if not source.stat().st_size:
-            raise ModelError(f"the tokenizer of {source} cannot be read: it is empty; {_SUPPORTED}")
+            raise _unreadable(source, "it is empty")
         with (
             source.open("rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
