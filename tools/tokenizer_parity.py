@@ -1,10 +1,12 @@
 """GGUF tokenizers beside llama.cpp's own: ids of the same strings under every pre-tokenizer.
 
-usage: tokenizer_parity.py PYTHON [--strings N] [--seed N] [--only NAME...] [--fixture FILE]
+usage: tokenizer_parity.py PYTHON [--strings N] [--seed N] [--only NAME...] [--files FILE...]
+       tokenizer_parity.py PYTHON --fixture FILE
 
 PYTHON is an interpreter with llama-cpp-python. Files that hold a vocabulary alone are written by
-the gguf library; both sides read them. Exit status 1 where an id differs. --fixture writes what the
-unit test holds the rules against: few strings, a small vocabulary, llama.cpp's ids.
+the gguf library; both sides read them. --files tries whole models too. Exit status 1 where an id
+differs. --fixture writes what the unit test holds the rules against: few strings, a small
+vocabulary, llama.cpp's ids.
 """
 
 import argparse
@@ -18,9 +20,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from runtime.text.gguf_rules import PRE_TOKENIZERS
 from runtime.text.gguf_tokenizer import gguf_tokenizer
+from tools._tokenizer_strings import CURATED, strings
 from tools._vocabulary_gguf import (
-    CURATED,
-    strings,
     train_bytes,
     train_pieces,
     write_sentencepiece,
@@ -100,6 +101,7 @@ def main():
     parser.add_argument("--strings", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", default=[*SENTENCEPIECE, *PRE_TOKENIZERS])
+    parser.add_argument("--files", nargs="*", type=Path, default=[])
     parser.add_argument("--fixture", type=Path)
     options = parser.parse_args()
     if options.fixture:
@@ -109,8 +111,10 @@ def main():
     with tempfile.TemporaryDirectory() as root:
         folder, started = Path(root), time.perf_counter()
         write_files(folder, options.only, train_bytes(texts, 3000), train_pieces(texts, 3000))
+        for path in options.files:
+            (folder / path.name).symlink_to(path.resolve())
         wanted = reference_ids(options.python, folder, texts)
-        for name in options.only:
+        for name in [*options.only, *(path.stem for path in options.files)]:
             agreed[name] = compare(folder, name, texts, wanted[name])
             print(f"{name}: {agreed[name]} of {len(texts)}")
     whole = sum(count == len(texts) for count in agreed.values())

@@ -6,12 +6,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers
-from tokenizers import pre_tokenizers as pre
+from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from runtime.errors import ModelError
 from runtime.machine.gguf_reader import read_metadata
+from runtime.text.gguf_models import byte_level, sentencepiece
 from runtime.text.gguf_rules import PreTokenizer, pre_tokenizer
 from runtime.text.gguf_specials import added_tokens, special_ids
 from runtime.text.tokenizer import TokenizerSettings
@@ -19,7 +19,6 @@ from runtime.text.tokenizer import TokenizerSettings
 log = logging.getLogger(__name__)
 
 _ARRAYS = ("tokens", "scores", "token_type", "merges")
-_SPACE = "\u2581"
 
 
 def gguf_tokenizer(path: Path) -> tuple[Tokenizer, TokenizerSettings]:
@@ -38,9 +37,9 @@ def gguf_tokenizer(path: Path) -> tuple[Tokenizer, TokenizerSettings]:
     kind = keys["model"]
     if kind == "gpt2":
         rule = _rule_of(path, keys)
-        backend, adds_bos = _bpe(keys, pieces, rule), rule.adds_bos
+        backend, adds_bos = byte_level(keys, pieces, rule), rule.adds_bos
     elif kind == "llama":
-        backend, adds_bos = _sentencepiece(keys, pieces), True
+        backend, adds_bos = sentencepiece(keys, pieces), True
     else:
         raise ModelError(
             f"tokenizer.ggml.model is {kind!r} ({_UNSUPPORTED.get(kind, 'unknown')}); supported: "
@@ -89,65 +88,6 @@ def _rule_of(path: Path, keys: dict[str, Any]) -> PreTokenizer:
             path,
         )
     return pre_tokenizer(name or "default")
-
-
-def _bpe(keys: dict[str, Any], pieces: list[str], rule: PreTokenizer) -> Tokenizer:
-    if "merges" not in keys and keys.get("pre") != "kimi-k2":
-        raise ModelError("the key tokenizer.ggml.merges is missing")
-    cuts = ((merge, merge.find(" ", 1)) for merge in keys.get("merges", ()))
-    # the first of two equal merges counts
-    merges = list(dict.fromkeys((merge[:cut], merge[cut + 1 :]) for merge, cut in cuts if cut > 0))
-    vocabulary = {piece: i for i, piece in enumerate(pieces)}
-    steps: list[Any] = [pre.Split(Regex(pattern), "isolated") for pattern in rule.patterns]
-    backend = Tokenizer(
-        models.BPE(vocabulary, merges, ignore_merges=rule.ignore_merges, byte_fallback=rule.is_raw)
-    )
-    if rule.is_raw:
-        backend.normalizer = normalizers.Replace(" ", _SPACE)
-        backend.decoder = decoders.Sequence(
-            [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-        )
-    else:
-        steps.append(pre.ByteLevel(add_prefix_space=False, use_regex=False))
-        backend.decoder = decoders.ByteLevel()
-    backend.pre_tokenizer = pre.Sequence(steps)
-    return backend
-
-
-def _sentencepiece(keys: dict[str, Any], pieces: list[str]) -> Tokenizer:
-    vocabulary = {piece: i for i, piece in enumerate(pieces)}
-    unknown = keys.get("unknown_token_id", 0)
-    backend = Tokenizer(
-        models.BPE(
-            vocabulary,
-            _merges_by_score(pieces, keys.get("scores"), vocabulary),
-            unk_token=pieces[unknown] if unknown < len(pieces) else None,
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
-    has_prefix = keys.get("add_space_prefix", True)
-    escape = normalizers.Replace(" ", _SPACE)
-    backend.normalizer = (
-        normalizers.Sequence([normalizers.Prepend(_SPACE), escape]) if has_prefix else escape
-    )
-    steps: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence(steps + [decoders.Strip(" ", 1, 0)] * has_prefix)
-    return backend
-
-
-def _merges_by_score(
-    pieces: list[str], scores: list[float] | None, vocabulary: dict[str, int]
-) -> list[tuple[str, str]]:
-    """Every two pieces that make a third, in the order of its score."""
-    found = []
-    for piece, score in zip(pieces, scores or [0.0] * len(pieces), strict=False):
-        for cut in range(1, len(piece)):
-            left, right = piece[:cut], piece[cut:]
-            if left in vocabulary and right in vocabulary:
-                found.append((-score, left, right))
-    found.sort(key=lambda merge: merge[0])
-    return [(left, right) for _, left, right in found]
 
 
 def _add_ends(
