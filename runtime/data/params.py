@@ -105,6 +105,12 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW
 
     @property
+    def heeds_eos(self) -> bool:
+        """Whether an EOS token ends the request. It does with structured output, whatever
+        `ignore_eos` says: one is sampled only where the grammar has nothing else."""
+        return not self.ignore_eos or self.structured_output is not None
+
+    @property
     def needs_known_tokens(self) -> bool:
         """Whether the host must know a token before the next one can be sampled: it changes the
         next one's logits, or its log-probabilities are read with it."""

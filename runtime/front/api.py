@@ -195,7 +195,7 @@ class Runtime:
         if request_id in self._live:
             raise RequestError("request_id", f"{request_id!r} is already in use")
         group = f"{request_id}/{next(self._numbers)}" if settled.n > 1 else None
-        eos = () if settled.ignore_eos else parts.spec.eos_token_ids
+        eos = parts.spec.eos_token_ids if settled.heeds_eos else ()
         samples = []
         for index, child in enumerate(with_seed(settled)):
             name = request_id if group is None else f"{request_id}#{index}"
@@ -252,7 +252,7 @@ class Runtime:
             params,
             self.engine.vocab_size,
             self.tokenizer,
-            eos_token_ids=() if params.ignore_eos else self.spec.eos_token_ids,
+            eos_token_ids=self.spec.eos_token_ids if params.heeds_eos else (),
             grammars=self.parts.grammars,
         )
         return params

@@ -44,7 +44,8 @@ class LiveSample:
                     output.token_id, is_stop=output.finish_reason is FinishReason.STOP
                 )
         if stop_string is not None:
-            self._end(FinishReason.STOP, stop_string, now_s)
+            stop_id = output.request.stop_reason  # of a stop token whose text completed the string
+            self._end(FinishReason.STOP, stop_string if stop_id is None else stop_id, now_s)
         elif output.finish_reason is not None:
             self._end(output.finish_reason, output.request.stop_reason, now_s)
             if self.stream is not None:

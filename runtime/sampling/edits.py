@@ -128,9 +128,13 @@ class BadWords:
 
 
 def bad_word_ids(words: Iterable[str], tokenizer: TokenizerLike) -> list[list[int]]:
-    """The spellings of each word in tokens, at the start of a text and after a space."""
+    """The spellings of each word in tokens, at the start of a text and after a space; a special
+    token's text is that token, also where texts may not spell it out."""
     found: dict[tuple[int, ...], None] = {}
+    special = {t.content: i for i, t in tokenizer.backend.get_added_tokens_decoder().items()}
     for word in words:
+        if word in special:
+            found[special[word],] = None
         for prefix in ("", " "):
             ids = tokenizer.encode(prefix + word.lstrip(), add_special_tokens=False)
             found.update({tuple(ids): None} if ids else {})
@@ -138,13 +142,20 @@ def bad_word_ids(words: Iterable[str], tokenizer: TokenizerLike) -> list[list[in
 
 
 class MinTokens:
-    """`min_tokens`: no EOS and no stop id until the output has so many tokens."""
+    """`min_tokens`: no EOS and no stop id until the output has so many tokens.
+
+    The EOS of structured output is not its business: a finished grammar leaves nothing else.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[int, tuple[int, IdArray]] = {}
 
     def add(self, new: NewRow) -> bool:
-        ids = sorted({*new.eos_token_ids, *new.params.stop_token_ids})
+        eos = new.eos_token_ids
+        if new.params.structured_output is None:
+            ids = sorted({*eos, *new.params.stop_token_ids})
+        else:
+            ids = sorted({*new.params.stop_token_ids}.difference(eos))
         if new.params.min_tokens > 0 and ids:
             until = new.num_prompt_tokens + new.params.min_tokens
             self._rows[new.row] = (until, np.array(ids, np.int64))

@@ -7,6 +7,7 @@ model's forward. llguidance is an extra, imported when the first request asks fo
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -43,7 +44,7 @@ class Grammars:
     ) -> None:
         self.vocab_size = vocab_size
         self._tokenizer = tokenizer
-        self._eos = [i for i in eos_token_ids if i < vocab_size]
+        self.eos_token_ids = [i for i in eos_token_ids if i < vocab_size]
         self._vocabulary: Any = None
         self._kept: OrderedDict[str, Any] = OrderedDict()
         self._lock = threading.Lock()
@@ -92,11 +93,13 @@ class Grammars:
         return matcher
 
     def _read_vocabulary(self, lib: Any) -> Any:
-        if not self._eos:
+        if not self.eos_token_ids:
             raise RequestError(FIELD, "needs an EOS token to end with, and this model has none")
         try:
             return lib.LLTokenizer(
-                self._tokenizer.backend.to_str(), n_vocab=self.vocab_size, eos_token=self._eos
+                self._tokenizer.backend.to_str(),
+                n_vocab=self.vocab_size,
+                eos_token=self.eos_token_ids,
             )
         except ValueError as error:
             raise RequestError(FIELD, f"cannot be used with this tokenizer: {error}") from None
@@ -139,13 +142,19 @@ class _Row:
     """row of the mask matrix"""
     num_consumed: int
     """known tokens that the matcher has seen; the prompt is not for it to see"""
+    ends_from: float
+    """num_tokens from which it may end where the grammar could go on"""
     masked_at: int = -1
     """num_tokens of which the mask is, or is being computed"""
     error: str = ""
 
 
 class Structured:
-    """The edit that applies the masks. A grammar that no token continues ends its request."""
+    """The edit that applies the masks.
+
+    `min_tokens` and `ignore_eos` keep a request from ending while its grammar can go on; a finished
+    grammar leaves EOS alone, and so ends it. One that no token continues ends it with an error.
+    """
 
     def __init__(self, grammars: Grammars | None, token_ids: npt.NDArray[np.int32]) -> None:
         self._grammars = grammars
@@ -153,6 +162,7 @@ class Structured:
         self._rows: dict[int, _Row] = {}
         width = 0 if grammars is None else (grammars.vocab_size + 31) // 32
         self._masks = np.zeros((0, width), np.int32)
+        self._ends = _bits([] if grammars is None else grammars.eos_token_ids, width)
         self._free: list[int] = []
         self._pool: ThreadPoolExecutor | None = None
         self._executor: Any = None
@@ -165,7 +175,9 @@ class Structured:
             raise RequestError(FIELD, "needs the model's tokenizer, and this runner has none")
         matcher = self._grammars.matcher(new.params.structured_output)
         self._wait()
-        self._rows[new.row] = _Row(matcher, self._take_slot(), new.num_prompt_tokens)
+        start, params = new.num_prompt_tokens, new.params
+        ends_from = math.inf if params.ignore_eos else start + params.min_tokens
+        self._rows[new.row] = _Row(matcher, self._take_slot(), start, ends_from)
         return True
 
     def drop(self, row: int) -> None:
@@ -196,7 +208,11 @@ class Structured:
         self.prepare(work.rows[held], work.num_tokens[held])
         self._wait()
         states = [self._rows[int(work.rows[i])] for i in held]
-        exclude(work.logits, held, self._masks[[s.slot for s in states]], work.upload)
+        masks = self._masks[[s.slot for s in states]]
+        for mask, state, i in zip(masks, states, held, strict=True):
+            if work.num_tokens[i] < state.ends_from and (mask & ~self._ends).any():
+                mask &= ~self._ends
+        exclude(work.logits, held, masks, work.upload)
         work.errors.update({i: s.error for i, s in zip(held, states, strict=True) if s.error})
 
     def _compute(self, tasks: list[tuple[_Row, list[int]]]) -> None:
@@ -236,6 +252,13 @@ class Structured:
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
+
+
+def _bits(ids: list[int], width: int) -> npt.NDArray[np.int32]:
+    """[width] words with the bits of these ids."""
+    bits = np.zeros(width * 32, np.uint8)
+    bits[ids] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def _death(matcher: Any) -> str:

@@ -71,4 +71,4 @@ def _make_outputs(requests: list[Request], token_ids: list[int]) -> list[Request
 
 
 def _is_eos(request: Request, token_id: int) -> bool:
-    return not request.params.ignore_eos and token_id in request.eos_token_ids
+    return request.params.heeds_eos and token_id in request.eos_token_ids

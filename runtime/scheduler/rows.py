@@ -76,7 +76,8 @@ class RowTable:
         self.num_computed[row] = num_computed
         self.num_prompt[row] = prompt
         self.limit[row] = min(prompt + params.max_tokens, max_model_len)
-        self.stops_from[row] = prompt + params.min_tokens
+        # a structured output that gave EOS is finished; before that, EOS was not to be sampled
+        self.stops_from[row] = prompt + (0 if params.structured_output else params.min_tokens)
         self.needs_tokens[row] = params.needs_known_tokens
         self._set_stop_ids(row, request)
         return row
@@ -107,7 +108,7 @@ class RowTable:
         return hit
 
     def _set_stop_ids(self, row: int, request: Request) -> None:
-        eos = () if request.params.ignore_eos else request.eos_token_ids
+        eos = request.eos_token_ids if request.params.heeds_eos else ()
         ids = frozenset(eos) | frozenset(request.params.stop_token_ids)
         self._stop_ids[row] = _NO_ID
         if len(ids) > _MAX_STOP_COLUMNS:

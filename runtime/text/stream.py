@@ -28,6 +28,9 @@ class TextStream:
     ) -> None:
         self._detokenizer = Detokenizer(tokenizer, prompt_ids, params.skip_special_tokens)
         self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
+        self._skipped = tokenizer.special_ids if params.skip_special_tokens else frozenset()
+        self._special = tokenizer.special_ids if params.stop else frozenset()
+        self._piece = tokenizer.piece
         self._shows_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
@@ -51,8 +54,10 @@ class TextStream:
             and later tokens give nothing.
         """
         self._num_tokens += 1
-        if is_stop and not self._shows_stop:
-            return "", None
+        is_hidden = token_id in self._skipped or (is_stop and not self._shows_stop)
+        if is_hidden:
+            text = self._piece(token_id) if token_id in self._special else None
+            return self._show(text or "", hidden=True)
         return self._show(self._detokenizer.push((token_id,)))
 
     def finish(self) -> str:
@@ -64,8 +69,9 @@ class TextStream:
             delta += held
         return delta
 
-    def _show(self, text: str) -> tuple[str, str | None]:
-        delta, stop = self._stops.push(text, armed=self._num_tokens > self._min_tokens)
+    def _show(self, text: str, hidden: bool = False) -> tuple[str, str | None]:
+        armed = self._num_tokens > self._min_tokens
+        delta, stop = self._stops.push(text, armed, hidden)
         if delta:
             self._deltas.append(delta)
         return delta, stop

@@ -17,6 +17,7 @@ from runtime.sampling.penalties import TokenCounts
 from tests.unit.sampling.helpers import Bench, ByteTokenizer
 from tests.unit.sampling.test_draw import logits_of
 from tests.unit.sampling.twin import edited_logits, sample_row
+from tests.unit.text.vocabularies import byte_level
 
 V = 40
 TOKENS = st.integers(0, V - 1)
@@ -227,3 +228,11 @@ def test_edits_in_several_parts_equal_edits_in_one(monkeypatch):
     monkeypatch.setitem(CHUNK_BYTES, "cpu", 1)
     monkeypatch.setattr("runtime.sampling.sampler.EDIT_CHUNKS", 5000)
     assert Bench(params, 700).sample(logits).token_ids.tolist() == whole
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_a_bad_word_may_be_a_special_token(is_split):
+    tokenizer = byte_level()
+    tokenizer.backend.encode_special_tokens = is_split
+    ids = bad_word_ids(["<|end|>"], tokenizer)
+    assert [tokenizer.token_id("<|end|>")] in ids

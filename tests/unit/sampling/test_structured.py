@@ -116,6 +116,32 @@ def test_constrained_and_free_rows_do_not_disturb_each_other(tokenizer, grammars
         assert together.step(logits) == apart.step(logits) == got.token_ids.tolist()
 
 
+@pytest.mark.parametrize("wish", [{"min_tokens": 16}, {"ignore_eos": True}], ids=str)
+@pytest.mark.parametrize("constraint", [{"choice": ["yes", "no"]}, {"json": SCHEMA}], ids=str)
+def test_a_finished_grammar_ends_whatever_the_wish(tokenizer, grammars, wish, constraint):
+    bench = bench_of([constraint] * 4, grammars, tokenizer.vocab_size, max_tokens=390, **wish)
+    texts = [t for t in generate(bench, tokenizer, 390) if t is not None]
+    assert texts
+    assert all(t in ("yes", "no") or json.loads(t) for t in texts)
+
+
+@pytest.mark.parametrize("wish", [{"min_tokens": 4}, {"ignore_eos": True}], ids=str)
+def test_a_grammar_that_can_go_on_does(tokenizer, grammars, wish):
+    bench = bench_of([{"regex": "[a-z]{2,12}"}] * 8, grammars, tokenizer.vocab_size, **wish)
+    tokens = [[] for _ in range(8)]
+    for step in range(14):
+        live = [i for i in range(8) if EOS[0] not in tokens[i]]
+        logits = logits_of(8, tokenizer.vocab_size, 2.0, step)
+        for i, token in zip(live, bench.step(logits, live), strict=True):
+            tokens[i].append(token)
+    for of_one in tokens:
+        assert of_one[-1] == EOS[0]
+        text = tokenizer.decode(of_one[:-1])
+        assert re.fullmatch("[a-z]{2,12}", text)
+        assert len(of_one) - 1 >= wish.get("min_tokens", 0)
+        assert len(text) == 12 or "min_tokens" in wish
+
+
 def test_a_preempted_row_goes_on(tokenizer, grammars):
     v, pattern = tokenizer.vocab_size, "[a-z]{12}"
     params = SamplingParams(seed=5, structured_output={"regex": pattern})

@@ -63,6 +63,15 @@ def test_no_stop_id_counts_before_min_tokens():
     assert request.finish_reason is FinishReason.STOP
 
 
+@pytest.mark.parametrize("wish", [{"min_tokens": 6}, {"ignore_eos": True}], ids=str)
+def test_eos_ends_a_structured_output_whatever_the_wish(wish):
+    grammar = {"choice": ["yes"]}
+    request = make_request("a", [1], 9, eos_token_ids=(2,), structured_output=grammar, **wish)
+    run_tokens(request, [7, 8, 2, 2, 2])
+    assert request.output_token_ids == [7, 8, 2]
+    assert (request.finish_reason, request.stop_reason) == (FinishReason.STOP, None)
+
+
 def test_a_stop_at_the_last_allowed_token_is_a_stop():
     request = make_request("a", [1], 2, eos_token_ids=(5,))
     run_tokens(request, [1, 5])

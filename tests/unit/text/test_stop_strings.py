@@ -102,21 +102,69 @@ def test_nothing_comes_after_a_stop_string():
 
 
 def test_work_is_linear_in_the_text():
-    """The automaton takes at most two moves a character, however the stop string repeats."""
+    """Each of two automata takes at most two moves a character, however the stop string repeats."""
 
     class Counted(StopStrings):
         moves = 0
 
-        def _next(self, char):
-            nodes, state = self._nodes, self._state
+        def _next(self, state, char):
+            nodes, begun = self._nodes, state
             while state and char not in nodes[state].children:
                 state = nodes[state].fallback
                 self.moves += 1
             self.moves += 1
-            return super()._next(char)
+            return super()._next(begun, char)
 
     cutter = Counted(["a" * 500 + "b"])
     for _ in range(100):
         cutter.push("a" * 100 + "c" * 10)
         cutter.push("a" * 100)
-    assert cutter.moves <= 2 * 100 * 210
+    assert cutter.moves <= 2 * 2 * 100 * 210
+
+
+SOME_HIDDEN = st.lists(st.tuples(st.text("abc", max_size=4), st.booleans()), max_size=8)
+
+
+def first_match_with_hidden(parts, stops):
+    """By definition: the first end in the whole or in what is shown; the longest there. Hidden
+    parts are in a stop string whole or not at all."""
+    chars = [(c, h) for text, h in parts for c in text]
+    inside, at = set(), 0
+    for text, hidden in parts:
+        inside |= set(range(at + 1, at + len(text))) if hidden else set()
+        at += len(text)
+    for end in range(1, len(chars) + 1):
+        whole = [] if end in inside else list(range(end))
+        shown = [i for i in range(end) if not chars[i][1]] if not chars[end - 1][1] else []
+        found = [
+            (len(s), places[len(places) - len(s)], s)
+            for s in stops
+            for places in (whole, shown)
+            if "".join(chars[i][0] for i in places).endswith(s)
+            and (places is shown or places[len(places) - len(s)] not in inside)
+        ]
+        if found:
+            _, start, stop = max(found)
+            return end, stop, start
+    return None
+
+
+@given(SOME_HIDDEN, STOPS, st.booleans())
+def test_hidden_text_is_matched_and_not_shown(parts, stops, include):
+    chars = [(char, hidden) for text, hidden in parts for char in text]
+    cutter, got, stop = StopStrings(stops, include), "", None
+    for text, hidden in parts:
+        new, stop = cutter.push(text, hidden=hidden)
+        got += new
+        if stop is not None:
+            break
+    got += cutter.finish()
+    wanted = first_match_with_hidden(parts, stops)
+    if wanted is None:
+        assert stop is None
+        assert got == "".join(c for c, hidden in chars if not hidden)
+        return
+    end, word, start = wanted
+    assert stop == word
+    before = "".join(c for c, hidden in chars[:start] if not hidden)
+    assert got == before + ("".join(c for c, _ in chars[start:end]) if include else "")

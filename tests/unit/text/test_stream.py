@@ -146,3 +146,52 @@ def test_nothing_comes_after_a_stop_string():
     assert [stream.push(t) for t in b"abc"] == [("a", None), ("", "b"), ("", None)]
     assert stream.finish() == ""
     assert stream.text == "a"
+
+
+END = "<|end|>"
+
+
+@pytest.mark.parametrize(
+    ("stop", "options", "wanted"),
+    [
+        (END, {}, "Hi"),
+        (END, {"include_stop_str_in_output": True}, "Hi<|end|>"),
+        (END, {"skip_special_tokens": False}, "Hi"),
+        ("i<|end|>", {}, "H"),
+        ("<|end|>x", {}, "Hi"),
+        ("i<|end|>xy", {"include_stop_str_in_output": True}, "Hi<|end|>xy"),
+        ("ixy", {}, "H"),  # the shown text alone
+        ("ixy", {"include_stop_str_in_output": True}, "Hi<|end|>xy"),
+    ],
+)
+def test_a_stop_string_may_hold_special_tokens(stop, options, wanted):
+    tokenizer = v.byte_level()
+    ids = [*b"Hi", *v.ids_of(tokenizer, END.encode()), *b"xyz"]
+    assert play(tokenizer, ids, stop=stop, ignore_eos=True, **options)[1:] == (wanted, stop)
+
+
+@pytest.mark.parametrize("stop", ["|", "|end|", "i<|", "|>x"])
+def test_a_part_of_a_hidden_token_is_no_stop_string(stop):
+    tokenizer = v.byte_level()
+    ids = [*b"Hi", *v.ids_of(tokenizer, END.encode()), *b"xyz"]
+    assert play(tokenizer, ids, stop=stop, ignore_eos=True)[1:] == ("Hixyz", None)
+
+
+def test_a_special_token_that_is_only_near_to_a_stop_string_is_hidden():
+    tokenizer = v.byte_level()
+    ids = [*b"Hi", *v.ids_of(tokenizer, END.encode()), *b"xyz"]
+    assert play(tokenizer, ids, stop=END + "!", ignore_eos=True)[1:] == ("Hixyz", None)
+
+
+@pytest.mark.parametrize(("stop", "text"), [(END, "Hi."), (".<|end|>", "Hi")])
+def test_the_token_that_ends_a_request_may_complete_a_stop_string(stop, text):
+    tokenizer = v.byte_level()
+    ids = [*b"Hi.", *v.ids_of(tokenizer, END.encode())]
+    assert play(tokenizer, ids, stops_at_token=True, stop=stop)[1:] == (text, stop)
+
+
+def test_a_special_stop_string_waits_for_min_tokens():
+    tokenizer = v.byte_level()
+    end = v.ids_of(tokenizer, END.encode())
+    ids = [*b"a", *end, *b"b", *end]
+    assert play(tokenizer, ids, stop=END, min_tokens=2, ignore_eos=True)[1:] == ("ab", END)
