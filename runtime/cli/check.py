@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
 def _check_run(config: RunConfig) -> None:
     """Everything that opening a Runtime would decide, in the same order, without the weights."""
     from runtime.front.build import choose_device, resolve_max_model_len
+    from runtime.front.eos import with_eos
     from runtime.machine.threads import threads_of
     from runtime.models import attention_shapes, check_files, read_spec
     from runtime.runner import choose_backends, size_kv_pool
@@ -68,7 +69,9 @@ def _check_run(config: RunConfig) -> None:
     spec = read_spec(config.model, device)
     _section("model", _model_facts(config, spec))
     check_files(config.model, spec)
-    _section("tokenizer", _tokenizer_facts(load_tokenizer(config.model)))
+    tokenizer = load_tokenizer(config.model)
+    _section("tokenizer", _tokenizer_facts(tokenizer))
+    _section("EOS", _eos_facts(with_eos(spec, tokenizer), tokenizer))
     shapes = attention_shapes(spec)
     wanted = config.cache.block_size
     block_size = wanted if isinstance(wanted, int) else None
@@ -150,6 +153,14 @@ def _tokenizer_facts(tokenizer: Tokenizer | None) -> Iterable[tuple[str, str]]:
         return
     yield "vocabulary", f"{tokenizer.vocab_size} tokens"
     yield "chat template", "yes" if tokenizer.has_chat_template else "none: prompts only"
+
+
+def _eos_facts(spec: ModelSpec, tokenizer: Tokenizer | None) -> Iterable[tuple[str, str]]:
+    if not spec.eos_token_ids:
+        yield "none", "no file names one: answers end by stop, stop_token_ids or max_tokens"
+    for token_id, where in zip(spec.eos_token_ids, spec.eos_from, strict=True):
+        piece = tokenizer.piece(token_id) if tokenizer is not None else None
+        yield str(token_id), f"{piece or 'no piece'}, by {where}"
 
 
 def _pool_facts(

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -16,25 +14,21 @@ from typing import Any
 
 from runtime.config import RunConfig, RuntimeConfig, load_run_config
 from runtime.data.params import SamplingParams
-from runtime.data.prompts import Chat, Prompt, as_prompts, as_token_ids, check_fields, kind_of
-from runtime.data.request import FinishReason, Request
+from runtime.data.prompts import Chat, Prompt, as_prompts, check_fields
 from runtime.data.results import Delta, Result
-from runtime.data.step import RequestOutput
 from runtime.engine import Engine
 from runtime.errors import EngineError, RequestError
 from runtime.front.build import Parts, build_engine
 from runtime.front.delta_stream import DeltaStream
-from runtime.front.live_request import LiveRequest, LiveSample
+from runtime.front.input_processor import InputProcessor, ParamsLike
+from runtime.front.live_request import LiveRequest
+from runtime.front.output_processor import OutputProcessor
 from runtime.models import ModelSpec
 from runtime.observe.stats import RuntimeStats
 from runtime.observe.steps import StepObserver
-from runtime.sampling import check_params, with_seed
-from runtime.text import TextStream, Tokenizer
+from runtime.text import Tokenizer
 
 log = logging.getLogger(__name__)
-
-ParamsLike = SamplingParams | Mapping[str, Any] | None
-"""None: the model's defaults; a mapping: changes to them; SamplingParams: exactly these."""
 
 
 class Runtime:
@@ -66,12 +60,10 @@ class Runtime:
         self._sampling = dict(of_run if sampling is None else sampling)
         SamplingParams.from_dict(self._sampling)
         self._parts: Parts | None = build_engine(config, observer)
-        self._live: dict[str, LiveRequest] = {}
-        self._samples: dict[str, tuple[LiveRequest, int]] = {}
-        self._inboxes: dict[str, deque[Delta]] = {}
-        self._inbox: deque[Delta] = deque()
+        self._inputs = InputProcessor(self._parts, self._sampling)
+        self._outputs = OutputProcessor(self._parts.engine)
         self._numbers = itertools.count()
-        self._num_finished = self._prompt_tokens = self._output_tokens = self._cached_tokens = 0
+        self._prompt_tokens = 0
 
     @property
     def parts(self) -> Parts:
@@ -122,9 +114,9 @@ class Runtime:
         """End every request and free the model and the KV pool; closing twice is harmless."""
         if self._parts is None:
             return
-        for request_id in list(self._live):
+        for request_id in list(self._outputs.live):
             self.abort(request_id)
-        self._inbox.clear()
+        self._outputs.take()
         self._parts.close()
         self._parts = None
 
@@ -189,50 +181,44 @@ class Runtime:
         """
         parts = self.parts
         check_fields(request_id, priority, cache_salt)
-        text, ids = self._encode(prompt, chat, token_ids, tools)
-        settled = self.settle_params(params)
+        text, ids = self._inputs.encode(prompt, chat, token_ids, tools)
+        settled = self._inputs.settle_params(params)
         request_id = self._free_id() if request_id is None else request_id
-        if request_id in self._live:
+        if request_id in self._outputs.live:
             raise RequestError("request_id", f"{request_id!r} is already in use")
         group = f"{request_id}/{next(self._numbers)}" if settled.n > 1 else None
-        eos = parts.spec.eos_token_ids if settled.heeds_eos else ()
-        samples = []
-        for index, child in enumerate(with_seed(settled)):
-            name = request_id if group is None else f"{request_id}#{index}"
-            if index:  # the prompt's log-probabilities come once
-                child = child.updated(prompt_logprobs=None)
-            sample = Request(name, ids, child, eos, priority, cache_salt, group)
-            sample.arrival_s = sample.arrival_s if arrival_s is None else arrival_s
-            parts.engine.check(sample)
-            stream = TextStream(parts.tokenizer, ids, child) if parts.tokenizer else None
-            samples.append(LiveSample(sample, stream))
-        self._live[request_id] = live = LiveRequest(request_id, text, ids, settled, samples)
-        for index, s in enumerate(samples):
-            self._samples[s.request.request_id] = (live, index)
-            parts.engine.add(s.request)
+        samples = self._inputs.samples(
+            request_id,
+            group,
+            ids,
+            settled,
+            priority=priority,
+            cache_salt=cache_salt,
+            arrival_s=arrival_s,
+        )
+        self._outputs.add(LiveRequest(request_id, text, ids, settled, samples))
+        for sample in samples:
+            parts.engine.add(sample.request)
         self._prompt_tokens += len(ids)
         return request_id
 
     def step(self) -> list[Delta]:
         """Run one step of the engine; the deltas of every request that `add_request` queued."""
         self._advance()
-        deltas = list(self._inbox)
-        self._inbox.clear()
-        return deltas
+        return self._outputs.take()
 
     def has_unfinished(self) -> bool:
         """Whether a request still runs or a delta still waits to be fetched by `step`."""
-        return bool(self._inbox) or (self._parts is not None and self.engine.has_unfinished())
+        return bool(self._outputs.inbox) or (
+            self._parts is not None and self.engine.has_unfinished()
+        )
 
     def abort(self, request_id: str) -> None:
         """End a request now, with finish_reason "abort"; its last delta comes with the next `step`.
 
         Unknown and finished ids are ignored.
         """
-        live = self._live.get(request_id)
-        if live is not None:
-            names = [s.request.request_id for s in live.samples if s.finish_reason is None]
-            self._deliver(self.engine.finish(names, FinishReason.ABORT))
+        self._outputs.abort(request_id)
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; False, and nothing changes, while requests hold blocks."""
@@ -245,30 +231,21 @@ class Runtime:
         Raises:
             RequestError: a field out of its range, for this model's vocabulary too.
         """
-        if not isinstance(params, SamplingParams):
-            given = self._given(params)
-            params = SamplingParams.from_dict({**self.spec.generation_defaults, **given})
-        check_params(
-            params,
-            self.engine.vocab_size,
-            self.tokenizer,
-            eos_token_ids=self.spec.eos_token_ids if params.heeds_eos else (),
-            grammars=self.parts.grammars,
-        )
-        return params
+        self.parts  # noqa: B018  # of a closed runtime: an error
+        return self._inputs.settle_params(params)
 
     def stats(self) -> RuntimeStats:
         """Counters since the runtime was made."""
         counters, scheduler = self.engine.counters, self.engine.scheduler
         s = scheduler.stats
         return RuntimeStats(
-            num_requests=self._num_finished + len(self._live),
+            num_requests=self._outputs.num_finished + len(self._outputs.live),
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
-            num_finished=self._num_finished,
+            num_finished=self._outputs.num_finished,
             prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached_tokens,
-            output_tokens=self._output_tokens,
+            cached_tokens=self._outputs.cached_tokens,
+            output_tokens=self._outputs.output_tokens,
             steps=counters.steps,
             mixed_steps=s.mixed_steps,
             failed_steps=counters.failed_steps,
@@ -289,34 +266,6 @@ class Runtime:
         )
 
     # -- inside -------------------------------------------------------------------------------
-
-    def _given(self, params: Mapping[str, Any] | None) -> dict[str, Any]:
-        if params is not None and not isinstance(params, Mapping):
-            raise RequestError(
-                "params", f"must be SamplingParams, a mapping or None, got {params!r:.60}"
-            )
-        return {**self._sampling, **(params or {})}
-
-    def _encode(
-        self,
-        prompt: Prompt | None,
-        chat: Chat | None,
-        token_ids: Sequence[int] | None,
-        tools: Sequence[Mapping[str, Any]] | None,
-    ) -> tuple[str | None, list[int]]:
-        given = [x for x in (prompt, chat, token_ids) if x is not None]
-        if len(given) != 1:
-            raise RequestError("prompt", "give exactly one of prompt, chat, token_ids")
-        kind = "chat" if chat is not None else "token_ids" if token_ids is not None else None
-        kind = kind or kind_of(given[0])
-        if kind == "token_ids":
-            return None, as_token_ids(given[0])
-        if self.tokenizer is None:
-            raise RequestError(kind, "this model has no tokenizer; give token_ids")
-        if kind == "chat":
-            text = self.tokenizer.render_chat(given[0], tools=tools)
-            return text, self.tokenizer.encode(text, add_special_tokens=False)
-        return given[0], self.tokenizer.encode(given[0])
 
     def _add_all(
         self,
@@ -339,44 +288,16 @@ class Runtime:
                 if len(listed) == 1:
                     raise
                 raise error.of_item(number, len(listed)) from None
-            self._inboxes[ids[-1]] = deltas.inbox
+            self._outputs.claim(ids[-1], deltas.inbox)
         return ids, deltas
 
     def _abandon(self, ids: list[str]) -> None:
         for request_id in ids:
             self.abort(request_id)
-            self._inboxes.pop(request_id, None)
+        self._outputs.disclaim(ids)
 
     def _free_id(self) -> str:
-        return next(i for n in self._numbers if (i := f"req-{n}") not in self._live)
+        return next(i for n in self._numbers if (i := f"req-{n}") not in self._outputs.live)
 
     def _advance(self) -> None:
-        self._deliver(self.engine.step())
-
-    def _deliver(self, outputs: list[RequestOutput]) -> None:
-        now_s = time.perf_counter()
-        for output in outputs:
-            name = output.request.request_id
-            if name not in self._samples:
-                continue
-            live, index = self._samples[name]
-            try:
-                delta = live.advance(index, output, now_s)
-            except Exception as error:  # of one request's text: the others go on
-                log.exception("request %s: its text cannot be made", name)
-                delta = live.fail(index, f"text: {type(error).__name__}: {error}", now_s)
-            self._output_tokens += len(delta.token_ids)
-            if delta.finish_reason is not None:
-                self._end_sample(live, index, still_runs=output.finish_reason is None)
-            if delta.finished is not None:
-                self._num_finished += 1
-                self._cached_tokens += delta.finished.num_cached_tokens
-                del self._live[live.request_id]
-            self._inboxes.get(live.request_id, self._inbox).append(delta)
-
-    def _end_sample(self, live: LiveRequest, index: int, still_runs: bool) -> None:
-        sample = live.samples[index]
-        del self._samples[sample.request.request_id]
-        if still_runs:  # it ended by its text: a stop string, or text that cannot be made
-            assert sample.finish_reason is not None
-            self.engine.finish([sample.request.request_id], FinishReason.STOP, sample.stop_reason)
+        self._outputs.deliver(self.engine.step())

@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 from runtime.config import RuntimeConfig, load_run_config
 from runtime.data.prompts import Prompt
 from runtime.data.results import Delta, Result
-from runtime.front.api import ParamsLike, Runtime
+from runtime.front.api import Runtime
 from runtime.front.engine_thread import EngineThread, Mailbox
+from runtime.front.input_processor import ParamsLike
 from runtime.observe.stats import RuntimeStats
 
 T = TypeVar("T")

@@ -15,6 +15,7 @@ from attention_backends import Choice
 from runtime.config import RuntimeConfig, check_limits
 from runtime.engine import Engine
 from runtime.errors import ConfigError
+from runtime.front.eos import with_eos
 from runtime.machine.threads import StepThreads, threads_of
 from runtime.models import (
     LoadedModel,
@@ -77,7 +78,7 @@ def build_engine(config: RuntimeConfig, observer: StepObserver | None = None) ->
     described = read_spec(config.model)
     check_files(config.model, described)  # first: it says best what is wrong
     choice, tokenizer = _kernels_and_tokenizer(config, described, device)
-    loaded = load_model(config.model, device, described)
+    loaded = load_model(config.model, device, with_eos(described, tokenizer))
     spec = loaded.spec
     num_ids = min(spec.vocab_size, tokenizer.num_ids) if tokenizer else spec.vocab_size
     grammars = Grammars(tokenizer, spec.vocab_size, spec.eos_token_ids) if tokenizer else None

@@ -43,6 +43,9 @@ class _Sizes(BaseModel):
     eos_token_id: int | list[int] | None = None
 
 
+CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
+
+
 def spec_from_config(
     config: Mapping[str, Any], generation: Mapping[str, Any], dtype: str, where: str
 ) -> ModelSpec:
@@ -74,6 +77,9 @@ def spec_from_config(
     rope = read_rope(config, sizes.max_position_embeddings, where)
     max_position, position_limit = _lengths(sizes, rope)
 
+    eos = _eos(generation.get("eos_token_id"), sizes.eos_token_id, where)
+    eos_from = CONFIG if generation.get("eos_token_id") is None else GENERATION_CONFIG
+
     def switched(trait: str) -> bool:
         value = traits.get(trait, False)
         return bool(getattr(sizes, value)) if isinstance(value, str) else value
@@ -98,7 +104,8 @@ def spec_from_config(
         o_bias=switched("o_bias"),
         mlp_bias=switched("mlp_bias"),
         qk_norm=switched("qk_norm"),
-        eos_token_ids=_eos(generation.get("eos_token_id"), sizes.eos_token_id, where),
+        eos_token_ids=eos,
+        eos_from=(eos_from,) * len(eos),
         generation_defaults=_sampling_defaults(generation),
     )
 

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from runtime.config.sections import ModelConfig
 from runtime.errors import ConfigError, ModelError
 from runtime.models._checkpoint import Checkpoint, read_json
-from runtime.models._config import check_dtype, config_dtype, spec_from_config
+from runtime.models._config import (
+    CONFIG,
+    GENERATION_CONFIG,
+    check_dtype,
+    config_dtype,
+    spec_from_config,
+)
 from runtime.models._gguf_config import gguf_config
 from runtime.models._gguf_header import GgufHeader, read_header
 from runtime.models._gguf_names import q8_0_parameters
@@ -101,7 +107,7 @@ def _locate(config: ModelConfig) -> _Source:
     if not path.exists():
         raise ModelError(f"model.path: {path} does not exist")
     if config.format == "dummy":
-        return _Source("dummy", path / "config.json" if path.is_dir() else path)
+        return _Source("dummy", path / CONFIG if path.is_dir() else path)
     kind = "hf" if path.is_dir() else "gguf"
     if config.format not in ("auto", kind):
         expected = "a folder" if config.format == "hf" else "a .gguf file"
@@ -124,11 +130,12 @@ def _spec_of(source: _Source, config: ModelConfig) -> ModelSpec:
         described, generation = gguf_config(header)
         dtype = GGUF_DTYPE if config.dtype == "auto" else config.dtype
         spec = spec_from_config(described, generation, dtype, str(source.path))
-        spec = replace(spec, q8_0=_kept_in_q8_0(header, spec, config))
+        eos_from = ("GGUF metadata",) * len(spec.eos_token_ids)
+        spec = replace(spec, q8_0=_kept_in_q8_0(header, spec, config), eos_from=eos_from)
     else:
-        path = source.path / "config.json" if source.kind == "hf" else source.path
+        path = source.path / CONFIG if source.kind == "hf" else source.path
         described = read_json(path)
-        generation = read_json(path.parent / "generation_config.json", required=False)
+        generation = read_json(path.parent / GENERATION_CONFIG, required=False)
         dtype = _hf_dtype(described, source, config)
         spec = spec_from_config(described, generation, dtype, str(path))
     _check_length(config, spec)

@@ -54,6 +54,8 @@ class ModelSpec:
     """tanh soft cap of attention scores; 0 is off."""
 
     eos_token_ids: tuple[int, ...] = ()
+    eos_from: tuple[str, ...] = ()
+    """Which file each of them was found in."""
     generation_defaults: dict[str, Any] = field(default_factory=dict)
     """The sampling keys that the checkpoint's generation_config.json sets."""
 

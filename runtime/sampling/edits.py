@@ -27,6 +27,9 @@ class TokenizerLike(Protocol):
     backend: Any
     """a `tokenizers.Tokenizer`"""
 
+    @property
+    def num_ids(self) -> int: ...
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
 

@@ -42,7 +42,8 @@ class Grammars:
     def __init__(
         self, tokenizer: TokenizerLike, vocab_size: int, eos_token_ids: tuple[int, ...]
     ) -> None:
-        self.vocab_size = vocab_size
+        self.num_ids = max(vocab_size, tokenizer.num_ids)
+        """Bits of a mask. A tokenizer may know more tokens than the model has embeddings."""
         self._tokenizer = tokenizer
         self.eos_token_ids = [i for i in eos_token_ids if i < vocab_size]
         self._vocabulary: Any = None
@@ -98,7 +99,7 @@ class Grammars:
         try:
             return lib.LLTokenizer(
                 self._tokenizer.backend.to_str(),
-                n_vocab=self.vocab_size,
+                n_vocab=self.num_ids,
                 eos_token=self.eos_token_ids,
             )
         except ValueError as error:
@@ -160,7 +161,7 @@ class Structured:
         self._grammars = grammars
         self._token_ids = token_ids
         self._rows: dict[int, _Row] = {}
-        width = 0 if grammars is None else (grammars.vocab_size + 31) // 32
+        width = 0 if grammars is None else (grammars.num_ids + 31) // 32
         self._masks = np.zeros((0, width), np.int32)
         self._ends = _bits([] if grammars is None else grammars.eos_token_ids, width)
         self._free: list[int] = []

@@ -296,7 +296,7 @@ def test_non_finite_keys_and_values_do_not_outlive_their_request(runtime):
     runner = runtime.engine.runner
     request_id = runtime.add_request(token_ids=list(range(40, 60)), params=GREEDY)
     runtime.step()
-    held = runtime._live[request_id].samples[0].request.block_ids
+    held = runtime._outputs.live[request_id].samples[0].request.block_ids
     runner.kv[3].v[held] = math.nan
     while runtime.has_unfinished():
         last = runtime.step()[-1]

@@ -76,7 +76,7 @@ class ByteTokenizer:
         self.backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         self.backend.decoder = decoders.ByteLevel()
         self.backend.add_special_tokens(["<eos>"])
-        self.vocab_size = self.backend.get_vocab_size()
+        self.vocab_size = self.num_ids = self.backend.get_vocab_size()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
