@@ -6,7 +6,7 @@ A file here without a leading underscore is a mode; its name is its YAML name.
 from graphs._capture.report import CaptureRecord, CaptureReport
 from graphs._dispatch.buckets import Buckets
 from graphs._dispatch.dispatcher import Dispatcher, DispatchStats
-from graphs._dispatch.plugins import choose_mode, load_mode, mode_names, refusals
+from graphs._dispatch.plugins import choose_mode, choose_modes, load_mode, mode_names, refusals
 from graphs._graph_set import GraphSet
 from graphs._interface import GraphMode
 from graphs._keys import Call, Case, Cut, GraphError, GraphKey, Kind, run_in_place
@@ -28,6 +28,7 @@ __all__ = [
     "GraphSet",
     "Kind",
     "choose_mode",
+    "choose_modes",
     "load_mode",
     "mode_names",
     "refusals",

@@ -15,9 +15,9 @@ from attention_backends import Support
 from graphs._capture.pool import Resources, Statics
 from graphs._capture.report import MIB, CaptureReport
 from graphs._dispatch.dispatcher import Dispatcher, DispatchStats
-from graphs._dispatch.plugins import choose_mode, load_mode
+from graphs._dispatch.plugins import choose_modes, load_mode
 from graphs._interface import GraphMode
-from graphs._keys import Call, Case, GraphError, GraphKey, Kind, run_in_place
+from graphs._keys import Call, GraphError, GraphKey, Kind, run_in_place
 from graphs._options import GraphOptions, check_equal
 
 logger = logging.getLogger(__name__)
@@ -63,8 +63,7 @@ class GraphSet:
         self._device = device
         self._options = options or GraphOptions()
         self._statics = statics
-        self._decode = choose_mode(decode, Case.DECODE, support, device)
-        self._mixed = choose_mode(mixed, Case.MIXED, support, device)
+        self._decode, self._mixed = choose_modes(decode, mixed, support, device)
         self.dispatcher = Dispatcher(
             self._decode,
             self._mixed,
@@ -202,12 +201,8 @@ class GraphSet:
             (self._decode, self._decode.kind_of_decode),
             (self._mixed, self._mixed.kind_of_mixed),
         ):
-            assert kind is not None, "choose_mode admits only modes that serve the case"
-            if chosen.setdefault(kind, mode) is not mode:
-                raise GraphError(
-                    f"graphs.decode: {self._decode.name} and graphs.mixed: {self._mixed.name} both "
-                    f"give {kind.value} graphs; name one of them for both, or another mode"
-                )
+            assert kind is not None, "choose_modes admits only modes that serve the case"
+            chosen[kind] = mode
         made = {mode: mode(resources) for mode in dict.fromkeys(chosen.values())}
         return {kind: made[mode] for kind, mode in chosen.items()}
 

@@ -12,7 +12,7 @@ import torch
 import graphs
 from attention_backends import GraphSupport, Support
 from graphs._interface import GraphMode
-from graphs._keys import Case, GraphError
+from graphs._keys import Case, GraphError, Kind
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +73,35 @@ def choose_mode(
         )
         raise GraphError(f"graphs.{case.value}: {name} cannot be used: {reason}. Modes:{every}")
     return mode
+
+
+def choose_modes(
+    decode: str, mixed: str, support: Support, device: torch.device
+) -> tuple[type[GraphMode], type[GraphMode]]:
+    """The modes of both cases; they can be had together.
+
+    Args:
+        decode: value of `graphs.decode`.
+        mixed: value of `graphs.mixed`.
+
+    Raises:
+        GraphError: what is wrong with either, or that both give the same kind of graph.
+    """
+    chosen, wrong = [], []
+    for case, name in ((Case.DECODE, decode), (Case.MIXED, mixed)):
+        try:
+            chosen.append(choose_mode(name, case, support, device))
+        except GraphError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise GraphError("\n".join(wrong))
+    first, second = chosen
+    if first is not second and first.kind_of_decode is second.kind_of_mixed is not Kind.EAGER:
+        raise GraphError(
+            f"graphs.decode: {first.name} and graphs.mixed: {second.name} both give "
+            f"{second.kind_of_mixed.value} graphs; name one of them for both, or another mode"
+        )
+    return first, second
 
 
 def _best(case: Case, support: Support, device: torch.device) -> str:

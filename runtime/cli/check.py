@@ -57,15 +57,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_run(config: RunConfig) -> None:
     """Everything that opening a Runtime would decide, in the same order, without the weights."""
-    from runtime.front.build import choose_device, resolve_max_model_len
+    from runtime.front.build import resolve_max_model_len
+    from runtime.front.early import check_early
     from runtime.front.eos import with_eos
-    from runtime.machine.threads import threads_of
     from runtime.models import attention_shapes, check_files, read_spec
     from runtime.runner import choose_backends, size_kv_pool
     from runtime.text import load_tokenizer
 
-    device = choose_device(config.engine.device)
-    _section("threads", _thread_facts(threads_of(config.engine)))
+    device, threads = check_early(config)
+    _section("threads", _thread_facts(threads))
     spec = read_spec(config.model, device)
     _section("model", _model_facts(config, spec))
     check_files(config.model, spec)
@@ -93,17 +93,12 @@ def _check_graphs(config: RunConfig, support: Support, device: torch.device) -> 
     Raises:
         BackendError: one cannot serve, with every mode's reason.
     """
-    from graphs import GraphError, choose_mode
-    from runtime.errors import BackendError
+    from runtime.cli.debug_keys import debug_facts
+    from runtime.runner import check_modes
 
-    try:
-        chosen = [
-            (case, choose_mode(getattr(config.graphs, case), case, support, device).name)
-            for case in ("decode", "mixed")
-        ]
-    except GraphError as error:
-        raise BackendError(str(error)) from None
-    _section("graph modes", chosen)
+    decode, mixed = check_modes(config.graphs, support, device)
+    _section("graph modes", [("decode", decode.name), ("mixed", mixed.name)])
+    _section("debug keys", debug_facts(config, decode, mixed))
 
 
 def _check_weights(spec: ModelSpec, device: torch.device) -> None:
@@ -217,6 +212,8 @@ def _is_model_set(sets: list[str]) -> bool:
 
 def _section(title: str, rows: Iterable[tuple[str, str]]) -> None:
     print(title)
-    for name, fact in rows:
-        print(f"  {name:<18} {fact}")
+    listed = list(rows)
+    width = max([18, *(len(name) for name, _ in listed)])
+    for name, fact in listed:
+        print(f"  {name:<{width}} {fact}")
     print(flush=True)

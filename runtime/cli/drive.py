@@ -65,7 +65,7 @@ def drive(
             try:
                 live[_add(runtime, job, job.request)] = job
             except RequestError as error:
-                end(job, None, "error", str(error))
+                end(job, None, "error", f"{job.place}: {error}" if job.place else str(error))
         _take(runtime, live, listeners)
         if live and not runtime.has_unfinished():
             raise StepError(f"the engine stopped with {len(live)} requests unfinished")

@@ -23,6 +23,8 @@ class Job:
     """Its line of the input, from 1."""
     id: str | int | None = None
     """What its line, or its entry in the run file, calls it."""
+    place: str = ""
+    """`in.jsonl:3` or `requests[2]`: where whoever wrote it finds it; "" for one of the flags."""
 
     @property
     def title(self) -> str:
@@ -70,13 +72,15 @@ def collect_jobs(
         jobs.append(Job(len(jobs), request, sampling, error, **more))
 
     if not asked and input_path is None:
-        for request in run.requests:
-            add(request, id=request.id)
+        for index, request in enumerate(run.requests):
+            add(request, id=request.id, place=f"requests[{index}]")
     for kind, text in asked:
         add(_request_of(kind, text))
     if input_path is not None:
+        name = name_of_input(input_path)
         for line in read_lines(input_path):
-            add(line.request, error=line.error, line=line.number, id=line.id)
+            place = f"{name}:{line.number}"
+            add(line.request, error=line.error, line=line.number, id=line.id, place=place)
     if not jobs:
         raise ConfigError(
             "nothing to run: give --chat TEXT, --prompt TEXT, --input F.jsonl, or requests: in the "

@@ -18,9 +18,18 @@ from runtime.config.units import parse_cores, parse_memory
 Auto = Literal["auto"]
 PositiveInt = Annotated[int, Field(ge=1)]
 ModelPath = Annotated[str, AfterValidator(resolve_model_path)]
-Memory = Annotated[
-    PositiveInt | Auto, BeforeValidator(lambda v: v if v == "auto" else parse_memory(v))
-]
+
+
+def _checked_memory(value: int | str) -> int | str:
+    if value == "auto":
+        return value
+    try:
+        return parse_memory(value)
+    except ValueError as error:
+        raise ValueError(str(error).replace("must be ", "must be auto or ", 1)) from None
+
+
+Memory = Annotated[PositiveInt | Auto, BeforeValidator(_checked_memory)]
 
 
 def _checked_cores(value: object) -> object:

@@ -14,9 +14,9 @@ import torch
 from attention_backends import Choice
 from runtime.config import RuntimeConfig, check_limits
 from runtime.engine import Engine
-from runtime.errors import ConfigError
+from runtime.front.early import check_early
 from runtime.front.eos import with_eos
-from runtime.machine.threads import StepThreads, threads_of
+from runtime.machine.threads import StepThreads
 from runtime.models import (
     LoadedModel,
     ModelSpec,
@@ -29,6 +29,7 @@ from runtime.observe.steps import StepObserver
 from runtime.ops.native import native_ops
 from runtime.runner import (
     ModelRunner,
+    check_modes,
     choose_backends,
     measure_footprint,
     size_kv_pool,
@@ -72,12 +73,12 @@ def build_engine(config: RuntimeConfig, observer: StepObserver | None = None) ->
     Raises:
         ConfigError, ModelError, BackendError: with the key or file at fault.
     """
-    device = choose_device(config.engine.device)
-    threads = threads_of(config.engine)
+    device, threads = check_early(config)
     threads.set_count()
     described = read_spec(config.model)
     check_files(config.model, described)  # first: it says best what is wrong
     choice, tokenizer = _kernels_and_tokenizer(config, described, device)
+    check_modes(config.graphs, choice.support, device)
     loaded = load_model(config.model, device, with_eos(described, tokenizer))
     spec = loaded.spec
     num_ids = min(spec.vocab_size, tokenizer.num_ids) if tokenizer else spec.vocab_size
@@ -175,19 +176,6 @@ def _kernels_and_tokenizer(
         return kernels.result(), tokenizer
     finally:
         aside.shutdown(wait=False)
-
-
-def choose_device(wanted: str) -> torch.device:
-    """The device of `engine.device`; auto is CUDA where there is one.
-
-    Raises:
-        ConfigError: CUDA asked for where there is none.
-    """
-    available = torch.cuda.is_available()
-    if wanted == "cuda" and not available:
-        why = "this torch is a CPU build" if torch.version.cuda is None else "no device was found"
-        raise ConfigError(f"engine.device: cuda was asked for, but {why}; allowed here: auto, cpu")
-    return torch.device("cuda" if available and wanted != "cpu" else "cpu")
 
 
 def resolve_overlap(wanted: bool | str, device: torch.device) -> bool:

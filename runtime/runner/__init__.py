@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from runtime.runner.backend import choose_backend, choose_backends
 from runtime.runner.footprint import Footprint, measure_footprint
+from runtime.runner.graph_setup import check_modes
 from runtime.runner.model_runner import ModelRunner
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Footprint",
     "ModelRunner",
+    "check_modes",
     "choose_backend",
     "choose_backends",
     "free_memory_bytes",

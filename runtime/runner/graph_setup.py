@@ -11,14 +11,35 @@ import torch
 from torch import Tensor
 
 from attention_backends import Support
-from graphs import CaptureReport, GraphError, GraphOptions, GraphSet
+from graphs import (
+    CaptureReport,
+    GraphError,
+    GraphMode,
+    GraphOptions,
+    GraphSet,
+    choose_modes,
+)
 from runtime.errors import BackendError
 from runtime.observe.stats import GraphStats
 
 if TYPE_CHECKING:
-    from runtime.config import RuntimeConfig
+    from runtime.config import GraphsConfig, RuntimeConfig
 
 log = logging.getLogger(__name__)
+
+
+def check_modes(
+    config: GraphsConfig, support: Support, device: torch.device
+) -> tuple[type[GraphMode], type[GraphMode]]:
+    """The modes of decode steps and of all others.
+
+    Raises:
+        BackendError: what is wrong with either, with every mode's reason.
+    """
+    try:
+        return choose_modes(config.decode, config.mixed, support, device)
+    except GraphError as error:
+        raise BackendError(str(error)) from None
 
 
 def make_graphs(

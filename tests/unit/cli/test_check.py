@@ -9,7 +9,7 @@ import torch
 import attention_backends
 from attention_backends import Support, torch_paged
 from runtime import runner
-from runtime.front import build
+from runtime.front import early
 from runtime.runner import kv_memory
 from tests.builders import make_gguf, make_hf_folder, write_config
 from tests.unit.text.vocabularies import byte_level_backend, save_folder
@@ -85,8 +85,9 @@ def test_every_backend_has_its_answer(check):
 @pytest.mark.parametrize(
     ("sets", "status", "message"),
     [
-        (["attention.backend=torch_pagd"], 4, "did you mean 'torch_paged'"),
-        (["graphs.decode=egaer"], 4, "graphs.decode: no graph mode 'egaer'; did you mean eager"),
+        (["attention.backend=torch_pagd"], 2, "did you mean torch_paged?"),
+        (["graphs.decode=egaer"], 2, "did you mean eager?"),
+        (["graphs.decode=full", "engine.device=cpu"], 4, "graphs.decode: full cannot be used"),
         (["cache.memory=1KiB"], 2, "cache.memory: "),
         (
             ["cache.num_blocks=2", "cache.block_size=4", "model.max_model_len=100"],
@@ -132,7 +133,7 @@ class TestWeights:
     @pytest.fixture
     def on_a_gpu(self, monkeypatch):
         """One that is seen, but on which nothing is done."""
-        monkeypatch.setattr(build, "choose_device", lambda wanted: torch.device("cuda", 0))
+        monkeypatch.setattr(early, "choose_device", lambda wanted: torch.device("cuda", 0))
         choice = attention_backends.Choice(torch_paged.Backend, Support(True), 16, {})
         monkeypatch.setattr(runner, "choose_backends", lambda *args: choice)
 

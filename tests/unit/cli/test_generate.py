@@ -316,7 +316,7 @@ class TestFailures:
         assert sorted(lines) == list(range(12))
         assert [i for i, line in lines.items() if line["finish_reason"] != "error"] == [11, 0]
         errors = [lines[i]["error"] for i in range(1, 11)]
-        assert errors[0] == "prompt: must not be empty"
+        assert errors[0] == f"{source}:2: prompt: must not be empty"
         assert errors[1] == "logits are not finite"
         for number, error in enumerate(errors[2:], start=4):
             assert error.startswith(f"{source}:{number}: ")

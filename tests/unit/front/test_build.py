@@ -11,6 +11,7 @@ import torch
 from runtime import Runtime, RuntimeConfig
 from runtime.errors import BackendError, ConfigError, ModelError
 from runtime.front import build
+from runtime.front.early import choose_device
 from tests.builders import write_config
 
 
@@ -42,8 +43,8 @@ def test_kernels_are_compiled_while_the_tokenizer_loads(
 def test_a_bad_tokenizer_is_told_before_a_bad_backend(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = config(tmp_path, attention={"backend": "none_such"})
-    with pytest.raises(BackendError, match="none_such"):
+    wrong = config(tmp_path, attention={"backend": "flash_infer"})
+    with pytest.raises(BackendError, match="flash_infer"):
         build.build_engine(wrong)
 
     def load_tokenizer(_: object) -> None:
@@ -92,10 +93,10 @@ def test_cuda_where_there_is_none(
     with pytest.raises(ConfigError, match=message):
         Runtime(config(tmp_path, engine={"device": "cuda"}))
     for wanted in ("auto", "cpu"):
-        assert build.choose_device(wanted).type == "cpu"
+        assert choose_device(wanted).type == "cpu"
 
 
 def test_cuda_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    chosen = {wanted: build.choose_device(wanted).type for wanted in ("auto", "cpu", "cuda")}
+    chosen = {wanted: choose_device(wanted).type for wanted in ("auto", "cpu", "cuda")}
     assert chosen == {"auto": "cuda", "cpu": "cpu", "cuda": "cuda"}
