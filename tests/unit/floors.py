@@ -151,3 +151,18 @@ def _of_ours(room: str, target: str, module: str) -> Iterator[str]:
         yield f"imports {target}, which needs torch, above the wall"
     if not one_house and any(part.startswith("_") for part in module.split(".")):
         yield f"imports {module}, which is private to its package"
+
+
+def circles(sources: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Pairs of files that import each other, those under TYPE_CHECKING too."""
+    modules = {p.removesuffix(".py").replace("/", "."): source for p, source in sources.items()}
+    reached = {
+        module: {t for found in imports_of(source) for t in _files(found) if t in modules}
+        for module, source in modules.items()
+    }
+    return sorted((a, b) for a, ends in reached.items() for b in ends if a < b and a in reached[b])
+
+
+def _files(found: Import) -> Iterator[str]:
+    yield found.module
+    yield from (f"{found.module}.{name}" for name in found.names)

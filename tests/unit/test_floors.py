@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.floors import FLOORS, PACKAGES, violations
+from tests.unit.floors import FLOORS, PACKAGES, circles, violations
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {
@@ -22,6 +22,16 @@ FRONTS = [path for path, text in SOURCES.items() if "__all__" in text]
 def test_imports_go_down():
     assert len(SOURCES) > 50
     assert violations(SOURCES) == []
+
+
+def test_no_two_files_import_each_other():
+    assert circles(SOURCES) == []
+    pair = {
+        "runtime/config/a.py": "from runtime.config import b",
+        "runtime/config/b.py": "if X:\n    from runtime.config.a import A",
+        "runtime/config/c.py": "from runtime.config.a import A",
+    }
+    assert circles(pair) == [("runtime.config.a", "runtime.config.b")]
 
 
 @pytest.mark.parametrize(
