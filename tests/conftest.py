@@ -58,14 +58,25 @@ def smollm2_q8_0_path(smollm2_path: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="session")
-def smollm2_reference(smollm2_path: Path):
-    """transformers' model of the same file, float32."""
+def smollm2_reference(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory):
+    """transformers' model of the same file, float32; read from the GGUF file by one process of the
+    session, and by the others from what that one saved."""
     import torch
+    from filelock import FileLock
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    return AutoModelForCausalLM.from_pretrained(
-        smollm2_path.parent,
-        gguf_file=smollm2_path.name,
-        dtype=torch.float32,
-        quantization_config=GgufConfig(dequantize=True),
-    )
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    root = tmp_path_factory.getbasetemp()
+    saved = (root.parent if worker else root) / "smollm2-float32"
+    with FileLock(f"{saved}.lock"):
+        if (saved / "config.json").exists():
+            return AutoModelForCausalLM.from_pretrained(saved, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(
+            smollm2_path.parent,
+            gguf_file=smollm2_path.name,
+            dtype=torch.float32,
+            quantization_config=GgufConfig(dequantize=True),
+        )
+        if worker:
+            model.save_pretrained(saved)
+        return model

@@ -20,7 +20,7 @@ from attention_backends._flash_attention_2 import DECODE_KEYWORDS, MIXED_KEYWORD
 from attention_backends._flash_attention_3 import KEYWORDS
 from attention_backends._flash_infer_wrappers import LIBRARY as FLASH_INFER
 from attention_backends._kernel_library import misfit
-from runtime.config.load import ENV_TEST_PREFIX
+from runtime.config.environment import TEST_PREFIX
 from tests.unit.attention_backends.fakes import (
     fake_flash_attention_2,
     fake_flash_attention_3,
@@ -98,7 +98,7 @@ def test_flash_infer_takes_our_calls() -> None:
 
 
 def test_the_variable_is_no_unknown_key_of_the_configuration() -> None:
-    assert FETCH.startswith(ENV_TEST_PREFIX)
+    assert FETCH.startswith(TEST_PREFIX)
 
 
 @pytest.mark.slow
