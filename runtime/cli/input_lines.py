@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from runtime.config import RequestConfig
+from runtime.config.encodings import other_encoding
 from runtime.config.problems import Problem, dotted, problems_of, unknown_name
 from runtime.data.params import SamplingParams
 from runtime.errors import ConfigError
@@ -47,13 +48,19 @@ def read_lines(path: str) -> Iterator[InputLine]:
     name = name_of_input(path)
     try:
         if path == "-":
-            lines = sys.stdin.buffer.read().splitlines()
+            whole = sys.stdin.buffer.read()
         else:
             with open(path, "rb") as file:
-                lines = file.read().splitlines()
+                whole = file.read()
     except OSError as error:
         raise ConfigError(f"--input {name}: cannot be read: {error.strerror}") from None
-    for number, line in enumerate(lines, start=1):
+    encoding = other_encoding(whole)
+    if encoding:
+        raise ConfigError(
+            f"--input {name}: is in {encoding} and must be in UTF-8; try: "
+            f"iconv -f {encoding} -t UTF-8"
+        )
+    for number, line in enumerate(whole.splitlines(), start=1):
         if line.strip():
             values: dict[str, Any] = {}
             try:

@@ -6,10 +6,15 @@ else, argparse included, is imported inside.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 INTERRUPTED = 130
 
@@ -18,6 +23,7 @@ def main() -> int:
     """The command of sys.argv; returns the exit status (see exit_codes)."""
     try:
         _open_missing_streams()
+        sys.stderr = _lossy(sys.stderr)
         return run(sys.argv[1:])
     except KeyboardInterrupt:  # a second one, while the first was being reported
         return INTERRUPTED
@@ -38,6 +44,44 @@ def run(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("stepgraph: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+class _LossyFile(io.RawIOBase):
+    """Writes to a file, and goes on where that takes no more: what is said beside an answer must
+    not cost the answer."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream  # which closes its file when it is let go of
+        self._file = stream.fileno()
+
+    def write(self, data: Buffer) -> int:
+        view = memoryview(data)
+        try:
+            return os.write(self._file, view)
+        except OSError:
+            return view.nbytes
+
+    def fileno(self) -> int:
+        return self._file
+
+    def isatty(self) -> bool:
+        return os.isatty(self._file)
+
+    def writable(self) -> bool:
+        return True
+
+
+def _lossy(stream: TextIO) -> TextIO:
+    try:
+        file = _LossyFile(stream)
+    except (OSError, ValueError):  # a stream in memory
+        return stream
+    return io.TextIOWrapper(
+        io.BufferedWriter(file),
+        encoding=stream.encoding,
+        errors="backslashreplace",
+        line_buffering=True,
+    )
 
 
 def _open_missing_streams() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from runtime.cli.input_lines import name_of_input, read_lines
 from runtime.config import RequestConfig, RunConfig
+from runtime.config.encodings import as_utf8
 from runtime.errors import ConfigError
 
 
@@ -75,7 +76,7 @@ def collect_jobs(
         for index, request in enumerate(run.requests):
             add(request, id=request.id, place=f"requests[{index}]")
     for kind, text in asked:
-        add(_request_of(kind, text))
+        add(_request_of(kind, as_utf8(text)))
     if input_path is not None:
         name = name_of_input(input_path)
         for line in read_lines(input_path):

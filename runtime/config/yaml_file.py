@@ -19,6 +19,7 @@ from ruamel.yaml.scalarfloat import ScalarFloat
 from ruamel.yaml.scalarint import ScalarInt
 from ruamel.yaml.scalarstring import ScalarString
 
+from runtime.config.encodings import other_encoding
 from runtime.config.problems import Key, dotted
 from runtime.errors import ConfigError
 
@@ -40,7 +41,11 @@ def read_yaml(path: str) -> Document:
             duplicate key, a tag, or a top that is no mapping.
     """
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        data = Path(path).read_bytes()
+        encoding = other_encoding(data)
+        if encoding:
+            raise ConfigError(f"{path}: is in {encoding}, and must be text in UTF-8")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise ConfigError(f"{path}:{line}: must be text in UTF-8 ({error.reason})") from None

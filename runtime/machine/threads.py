@@ -32,6 +32,8 @@ class _NoArgs(ctypes.Structure):
 
 _KEY = "engine.bind_cores"
 _OMP_VARIABLE = "OMP_NUM_THREADS"
+_MOST_THREADS, _MOST_PER_CPU = 256, 8
+"""Threads of a step: more than this, or than so many a CPU, is a slip."""
 _log = logging.getLogger(__name__)
 
 
@@ -123,6 +125,7 @@ def threads_of(config: EngineConfig) -> StepThreads:
     """
     source = "engine.threads" if config.threads != "auto" else _OMP_VARIABLE
     wanted = config.bind_cores
+    _check_count(_count_of(config.threads), source)
     if not wanted:
         count, usable = _count_of(config.threads), num_usable_cpus()
         if count > usable:
@@ -153,6 +156,27 @@ def threads_of(config: EngineConfig) -> StepThreads:
             f"{source}; each needs one"
         )
     return StepThreads(count, cores[:count])
+
+
+def _check_count(count: int, source: str) -> None:
+    """Refuse a number of threads that no one means, or that the system would not start."""
+    cpus, most = os.cpu_count() or 1, _most_threads()
+    if count > most:
+        raise ConfigError(
+            f"{source}: {count} threads cannot be started; this machine has {cpus} CPUs, and at "
+            f"most {most} threads are allowed here"
+        )
+
+
+def _most_threads() -> int:
+    """Some for each CPU, and half of the processes that the user may have (`ulimit -u`)."""
+    most = max(_MOST_THREADS, _MOST_PER_CPU * (os.cpu_count() or 1))
+    try:
+        import resource
+    except ImportError:  # no such limits on this system
+        return most
+    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    return most if limit == resource.RLIM_INFINITY else max(1, min(most, limit // 2))
 
 
 def workers_of_pool(count: int) -> list[int]:
