@@ -97,16 +97,22 @@ def test_the_same_tokens(tiny, mix, place):
         assert stats[True].cached_tokens > 0
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_aborts_and_arrivals_at_any_moment(tiny, seed):
-    """Whoever is not aborted gets the tokens that it gets alone."""
-    rng = random.Random(seed)
-    alone = {}
+@pytest.fixture(scope="module")
+def alone(tiny):
+    """(prompt, params) -> the tokens of a request that has the engine to itself."""
+    found = {}
     with make_runtime(tiny, False) as runtime:
         for i, prompt in enumerate(PROMPTS):
             for j, params in enumerate((GREEDY, SAMPLED, WHOLE, SOME_NEED_TOKENS[0])):
                 [result] = runtime.generate([prompt], params)
-                alone[i, j] = result.outputs[0].token_ids
+                found[i, j] = result.outputs[0].token_ids
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_aborts_and_arrivals_at_any_moment(tiny, alone, seed):
+    """Whoever is not aborted gets the tokens that it gets alone."""
+    rng = random.Random(seed)
     changes = {"cache.num_blocks": 40, "scheduler.max_num_batched_tokens": 20}
     live, aborted, done, number = {}, set(), 0, 0
     with make_runtime(tiny, True, changes) as runtime:

@@ -86,8 +86,9 @@ def test_fits_the_chip(arch: int, shape: AttentionShape, tmp_path: Path) -> None
     jobs = [
         (kernels.ragged, constants(shape, 16, ragged)),
         (kernels.decode, constants(shape, 16, decode) | split),
-        (kernels.decode, constants(shape, 16, decode) | split | {"SPLITS": 1}),
     ]
+    if shape is SHAPES[0]:  # the same loop, and a store without partial sums
+        jobs.append((kernels.decode, constants(shape, 16, decode) | split | {"SPLITS": 1}))
     for kernel, values in jobs:
         compiled = compile_kernel(kernel, arch, shape, values)
         assert compiled.metadata.shared <= SHARED_BYTES[arch]
