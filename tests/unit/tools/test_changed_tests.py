@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from tools import changed_tests
+from tools._imports import distances
 from tools.changed_tests import FLOORS, changed_files, choose, main
 
 TESTS = {
@@ -60,6 +61,34 @@ def test_what_all_share_chooses_every_unit_test():
     assert set(choose(["tests/builders.py"], TESTS)) == {t for t in TESTS if "/unit/" in t}
 
 
+def test_what_imports_reach_comes_last_and_nearest_first():
+    sources = {
+        "runtime/sampling/draw.py": "",
+        "runtime/sampling/sampler.py": "def f():\n    from runtime.sampling import draw\n",
+        "runtime/engine.py": "import runtime.sampling.sampler\n",
+        "runtime/broken.py": "import (",
+    }
+    tests = {**TESTS, "tests/unit/runner/test_a.py": "from runtime.sampling.sampler import S\n"}
+    chosen = choose(["runtime/sampling/draw.py"], tests, sources)
+    assert list(chosen) == [
+        FLOORS,
+        "tests/unit/sampling/test_edits.py",
+        "tests/unit/runner/test_a.py",
+        "tests/unit/test_engine.py",
+    ]
+    assert chosen["tests/unit/test_engine.py"].endswith("reach runtime/sampling/draw.py at depth 3")
+    slow = {"tests/integration/test_b.py": "import runtime.sampling.draw\n"}
+    assert set(choose(["runtime/sampling/draw.py"], {**TESTS, **slow}, sources)) < set(TESTS)
+
+
+def test_files_that_import_each_other_end_the_walk():
+    pair = {"runtime/a.py": "import runtime.b", "runtime/b.py": "import runtime.a"}
+    assert distances(["runtime/a.py", "gone.py"], pair) == {
+        "runtime/a.py": (0, "runtime/a.py"),
+        "runtime/b.py": (1, "runtime/a.py"),
+    }
+
+
 @pytest.fixture
 def checkout(tmp_path):
     def git(*words):
@@ -81,6 +110,22 @@ def checkout(tmp_path):
 
 def test_a_clean_main_is_its_last_commit(checkout):
     assert changed_files(checkout[0]) == ["b.py"]
+
+
+def test_main_is_its_last_commit_and_what_is_not_committed(checkout):
+    folder, git, write = checkout
+    write("staged é.py")
+    git("add", "-A")
+    write("untracked.py")
+    assert changed_files(folder) == ["b.py", "staged é.py", "untracked.py"]
+
+
+def test_a_new_branch_has_what_is_not_committed(checkout):
+    folder, git, _ = checkout
+    git("checkout", "-b", "more")
+    assert changed_files(folder) == []
+    git("mv", "a.py", "c.py")
+    assert changed_files(folder) == ["a.py", "c.py"]
 
 
 def test_a_branch_is_all_that_it_adds(checkout):
@@ -109,5 +154,7 @@ def test_the_files_are_listed_and_their_reasons_beside(capsys):
     said = capsys.readouterr()
     assert "tests/unit/text/test_stop_strings.py" in said.out.split()
     assert "left out" in said.err
+    assert main(["--changed", "tests/integration/test_cli.py", "docs/cpu.md"]) == 0
+    assert capsys.readouterr().out == "tests/integration/test_cli.py\n"
     assert main(["--json", "docs/cpu.md"]) == 0
     assert json.loads(capsys.readouterr().out)["chosen"] == {FLOORS: "always"}
