@@ -23,15 +23,10 @@ CHANGED = os.environ.get("STEPGRAPH_TEST_CHANGED", "").split()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files with slow tests first: begun last, one of them would keep a single core busy.
-
-    `--quick` has its own order, the most telling first, and leaves slow tests out.
-    """
-    slow = [item for item in items if item.get_closest_marker("slow")]
+    """`--quick` leaves slow tests out."""
     if math.isinf(BUDGET_S):
-        files = {item.path for item in slow}
-        items.sort(key=lambda item: item.path not in files)
         return
+    slow = [item for item in items if item.get_closest_marker("slow")]
     left_out = {i for i in slow if i.path.relative_to(config.rootpath).as_posix() not in CHANGED}
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]

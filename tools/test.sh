@@ -32,14 +32,14 @@ say "ruff check"
 "$VENV_PYTHON" -m ruff check --quiet .
 say "mypy"
 "$VENV_PYTHON" -m mypy
-set -- --numprocesses auto --dist loadfile --no-loadscope-reorder "$@"
+set -- --numprocesses auto --dist loadfile "$@"
 if [ -n "$is_quick" ]; then
   say "pytest, of what changed"
   export STEPGRAPH_TEST_BUDGET_S=$QUICK_S
   STEPGRAPH_TEST_CHANGED=$("$VENV_PYTHON" -m tools.changed_tests --changed)
   export STEPGRAPH_TEST_CHANGED
   # shellcheck disable=SC2086  # a path a line, without spaces
-  exec "$VENV_PYTHON" -m pytest --quiet "$@" $chosen
+  exec "$VENV_PYTHON" -m pytest --no-loadscope-reorder --quiet "$@" $chosen
 fi
 say "pytest"
 exec "$VENV_PYTHON" -m pytest "$@"
