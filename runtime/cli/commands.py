@@ -9,14 +9,20 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from runtime import __version__
 from runtime.cli import check, generate, show_config
 from runtime.cli.exit_codes import BAD_USAGE, BROKEN, HELP, exit_code_of
 from runtime.errors import StepgraphError
 
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
+
 COMMANDS = {"generate": generate, "check": check, "show-config": show_config}
 _SIGPIPE = 141
+_NO_THREAD = "can't start new thread"
+"""What Python says; it has no class of its own."""
 
 
 def run_command(argv: Sequence[str]) -> int:
@@ -25,14 +31,14 @@ def run_command(argv: Sequence[str]) -> int:
     Raises:
         KeyboardInterrupt: the command was interrupted before it had begun its work.
     """
-    parser, commands = make_parsers()
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        commands.get(args.command, parser).error(f"unrecognized arguments: {' '.join(unknown)}")
-    if args.command is None:
-        parser.print_help(sys.stderr)
-        return BAD_USAGE
     try:
+        parser, commands = make_parsers()
+        args, unknown = parser.parse_known_args(argv)
+        if unknown:
+            commands.get(args.command, parser).error(f"unrecognized arguments: {' '.join(unknown)}")
+        if args.command is None:
+            parser.print_help(sys.stderr)
+            return BAD_USAGE
         status: int = COMMANDS[args.command].run(args)
         sys.stdout.flush()
     except StepgraphError as error:
@@ -46,12 +52,30 @@ def run_command(argv: Sequence[str]) -> int:
         print(f"stepgraph: error:{name} {error.strerror or error}", file=sys.stderr)
         _drop_output()
         return BROKEN
+    except RuntimeError as error:
+        if _NO_THREAD not in str(error):
+            raise
+        print(
+            "stepgraph: error: the system starts no more threads for this user; see ulimit -u, or "
+            "the limit on processes of the container",
+            file=sys.stderr,
+        )
+        return BROKEN
     return status
+
+
+class _Parser(argparse.ArgumentParser):
+    """One that does not hide that its help could not be written."""
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        if message:
+            (file or sys.stderr).write(message)
+            sys.stdout.flush()
 
 
 def make_parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     """The parser of the command line, and that of each command."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="stepgraph",
         description="An LLM inference runtime that mixes prefill and decode in every step.",
         epilog=HELP,
@@ -60,7 +84,7 @@ def make_parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     )
     parser.add_argument("--version", action="version", version=f"stepgraph {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    made = {}
+    made: dict[str, argparse.ArgumentParser] = {}
     for name, module in COMMANDS.items():
         made[name] = commands.add_parser(
             name,

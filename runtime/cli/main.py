@@ -24,6 +24,7 @@ def main() -> int:
     try:
         _open_missing_streams()
         sys.stderr = _lossy(sys.stderr)
+        _show_any_text(sys.stdout)
         return run(sys.argv[1:])
     except KeyboardInterrupt:  # a second one, while the first was being reported
         return INTERRUPTED
@@ -82,6 +83,12 @@ def _lossy(stream: TextIO) -> TextIO:
         errors="backslashreplace",
         line_buffering=True,
     )
+
+
+def _show_any_text(stream: TextIO) -> None:
+    """Let a stream of few characters escape the others instead of failing."""
+    if isinstance(stream, io.TextIOWrapper):  # else a stream in memory
+        stream.reconfigure(errors="backslashreplace")
 
 
 def _open_missing_streams() -> None:

@@ -36,6 +36,9 @@ def run(args: argparse.Namespace) -> int:
         requests = [request.model_dump(exclude_defaults=True) for request in config.requests]
         yaml = YAML(typ="rt", pure=True)
         yaml.width = sys.maxsize  # a line per value
+        encoding = str(getattr(sys.stdout, "encoding", None) or "utf-8")
+        # where it is not UTF-8, as a run file must be, \xe9 and the like stand for other letters
+        yaml.allow_unicode = encoding.lower().replace("-", "") == "utf8"
         yaml.dump({**config.model_dump(), "requests": requests}, sys.stdout)
     sys.stdout.flush()
     print(

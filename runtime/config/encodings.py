@@ -28,9 +28,14 @@ def other_encoding(data: bytes) -> str:
 
 
 def as_utf8(word: str) -> str:
-    """A command-line argument whose bytes are UTF-8, under a locale that has other characters or
+    """An argument or variable whose bytes are UTF-8, under a locale that has other characters or
     none. Not for paths: those are opened by the locale's rules."""
     try:
         return os.fsencode(word).decode("utf-8")
     except UnicodeError:
         return word
+
+
+def by_locale(text: str) -> str:
+    """What `as_utf8` made a text of: a path that the system can open."""
+    return os.fsdecode(text.encode("utf-8"))

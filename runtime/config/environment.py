@@ -59,7 +59,7 @@ def from_environment(env: Mapping[str, str]) -> Iterator[Setting]:
             )
             wrong.append(f"{name}: is empty; {allowed} unset it")
             continue
-        yield key, _value(env[name], annotation, name), Origin("environment", name)
+        yield key, _value(env[name], key, annotation, name), Origin("environment", name)
     if wrong:
         raise error_of_lines(wrong)
 
@@ -70,7 +70,7 @@ def _annotation(key: Key) -> Any:
     return annotation_of(RunConfig, key)
 
 
-def _value(text: str, annotation: Any, name: str) -> Any:
+def _value(text: str, key: Key, annotation: Any, name: str) -> Any:
     """The variable's text as its key means it."""
     kinds = base_kinds(annotation)
     word = text.strip().lower()
@@ -78,7 +78,7 @@ def _value(text: str, annotation: Any, name: str) -> Any:
         words = WORDS if str in kinds or int in kinds else WORDS | DIGITS
         if word in words:
             return words[word]
-    value = parse_value(text, name)
+    value = parse_value(text, name, key)
     is_text = str in kinds and kinds <= {str, type(None)}
     return text if is_text and value is not None and not isinstance(value, str) else value
 

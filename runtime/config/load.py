@@ -11,7 +11,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from runtime.config.encodings import as_utf8
 from runtime.config.environment import Setting, from_environment
 from runtime.config.problems import Key, config_error, problems_of
 from runtime.config.provenance import Origin, Provenance
@@ -91,5 +90,4 @@ def _from_sets(sets: Sequence[str]) -> Iterator[Setting]:
         if not equals or not all(key):
             raise ConfigError(f"--set {text}: must be KEY=VALUE, such as scheduler.max_num_seqs=8")
         flag = f"--set {name.strip()}"
-        value = as_utf8(value) if key[0] == "sampling" else value
-        yield key, parse_value(value, flag), Origin("flag", flag)
+        yield key, parse_value(value, flag, key), Origin("flag", flag)

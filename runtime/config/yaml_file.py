@@ -19,7 +19,7 @@ from ruamel.yaml.scalarfloat import ScalarFloat
 from ruamel.yaml.scalarint import ScalarInt
 from ruamel.yaml.scalarstring import ScalarString
 
-from runtime.config.encodings import other_encoding
+from runtime.config.encodings import as_utf8, by_locale, other_encoding
 from runtime.config.problems import Key, dotted
 from runtime.errors import ConfigError
 
@@ -60,13 +60,20 @@ def read_yaml(path: str) -> Document:
     return Document(_to_plain(root, (), 1, lines, path, ()), lines)
 
 
-def parse_value(text: str, where: str) -> Any:
+def parse_value(text: str, where: str, key: Key = ()) -> Any:
     """One value as YAML, for flags and environment variables: `8`, `true`, `auto`, `[1, 2]`.
+
+    Under any locale UTF-8 is understood. Sampling is about text; other strings may be paths, which
+    keep the form in which the system opens them.
 
     Raises:
         ConfigError: it is no YAML; `where` names the flag or variable.
     """
-    return _to_plain(_load(text, where), (), 1, {}, where, ())
+    in_utf8 = as_utf8(text)
+    value = _to_plain(_load(in_utf8, where), (), 1, {}, where, ())
+    if isinstance(value, str) and in_utf8 != text and key[:1] != ("sampling",):
+        return by_locale(value)
+    return value
 
 
 def _load(text: str, where: str) -> Any:
