@@ -53,7 +53,8 @@ template <template <int> class Pass, typename Function>
 inline void walk_fixed(const LinearArgs* a, int64_t row_words, float top, int64_t panel_bytes, Team* team,
                        Function cut) {
   const bool is_private = a->rows <= kPrivateRows;
-  const int64_t padded = (a->rows + kFixedRows - 1) / kFixedRows * kFixedRows;
+  if (a->rows == 0) return;
+  const int64_t each = group_stride(a, kFixedRows), padded = (a->rows + each - 1) / each * each;
   const int64_t sets = is_private ? team->num_threads : 1, row_bytes = row_words * sizeof(uint32_t);
   char* scratch = static_cast<char*>(a->scratch);
   float* scales = reinterpret_cast<float*>(scratch + sets * padded * row_bytes);
@@ -62,10 +63,10 @@ inline void walk_fixed(const LinearArgs* a, int64_t row_words, float top, int64_
     for (int64_t row = begin; row < end; row++) {
       const Bf16* x = a->x + row * a->x_stride;
       const FixedScale scale = scale_of(x, a->n_in, top);
-      const int64_t column = row % kFixedRows;
+      const int64_t column = row % each;
       scales[row] = scale.scale;
       uint32_t* group = reinterpret_cast<uint32_t*>(to) + (row - column) * row_words;
-      cut(x, scale.inverse, group, column, group_stride(a, kFixedRows));
+      cut(x, scale.inverse, group, column, each);
     }
   };
   const char* rows = prepare(a, scratch, kFixedRows, row_bytes, team, fill);

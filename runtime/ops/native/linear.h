@@ -63,10 +63,13 @@ inline void put_row(const LinearArgs* a, int64_t row, int64_t panel, int part, v
   }
 }
 
-// Rows are prepared in groups, as many as one pass keeps sums of in registers: within a group, inputs
-// one after another, and for each input the rows side by side, fewer where there are no more. So a
-// pass reads one stream.
-inline int64_t group_stride(const LinearArgs* a, int64_t most) { return a->rows < most ? a->rows : most; }
+// Rows are prepared in groups, no more than one pass keeps sums of in registers, and all as large as one
+// another but for the last: within a group, inputs one after another, and for each input the rows side by
+// side. So a pass reads one stream.
+inline int64_t group_stride(const LinearArgs* a, int64_t most) {
+  const int64_t groups = (a->rows + most - 1) / most;
+  return groups > 1 ? (a->rows + groups - 1) / groups : a->rows;
+}
 
 // Of two blocks that lie `size` rows apart in a transposition: each gets the other's lanes.
 inline void exchange(vf* a, vf* b, int size) {
@@ -115,11 +118,11 @@ inline void widen_group(const Bf16* x, int64_t x_stride, int64_t n_in, int64_t c
   });
 }
 
-// Rows [begin, end) as floats, in groups of `kFloatRows`; `begin` starts one.
+// Rows [begin, end) as floats, in groups; `begin` starts one.
 inline void widen(const LinearArgs* a, float* to, int64_t begin, int64_t end) {
   const int64_t stride = group_stride(a, kFloatRows);
-  for (int64_t row = begin; row < end; row += kFloatRows) {
-    const int64_t count = end - row < kFloatRows ? end - row : kFloatRows;
+  for (int64_t row = begin; row < end; row += stride) {
+    const int64_t count = end - row < stride ? end - row : stride;
     widen_group(a->x + row * a->x_stride, a->x_stride, a->n_in, count, stride, to + row * a->n_in);
   }
 }
@@ -167,16 +170,17 @@ inline void walk(const LinearArgs* a, const Prepared& prepared, int64_t row_byte
   const char* panels = static_cast<const char*>(a->weights);
   int64_t begin, end;
   team_range(team, panels_of(a), 1, &begin, &end);
-  const int64_t groups = kChunkBytes / row_bytes / kMost;
-  const int64_t chunk = (groups > 1 ? groups : 1) * kMost;
+  if (a->rows == 0) return;
+  const int64_t each = group_stride(a, kMost), groups = kChunkBytes / row_bytes / each;
+  const int64_t chunk = (groups > 1 ? groups : 1) * each;
   for (int64_t first = 0; first < a->rows; first += chunk) {
     const int64_t last = first + chunk < a->rows ? first + chunk : a->rows;
-    const int64_t turns = (last - first + kMost - 1) / kMost;
+    const int64_t turns = (last - first + each - 1) / each;
     for (int64_t panel = begin; panel < end; panel++) {
       const char* next = panels + (panel + 1 < end ? panel + 1 : panel) * bytes;
-      for (int64_t row = first; row < last; row += kMost) {
-        const int64_t rows = last - row < kMost ? last - row : kMost;
-        const Turn turn = turn_of((row - first) / kMost, turns, panels + panel * bytes, next, bytes);
+      for (int64_t row = first; row < last; row += each) {
+        const int64_t rows = last - row < each ? last - row : each;
+        const Turn turn = turn_of((row - first) / each, turns, panels + panel * bytes, next, bytes);
         pass_of<Pass, kMost>(rows, a, prepared, row, panel, turn);
       }
     }
@@ -188,14 +192,15 @@ inline void walk(const LinearArgs* a, const Prepared& prepared, int64_t row_byte
 template <typename Function>
 inline char* prepare(const LinearArgs* a, char* to, int most, int64_t row_bytes, Team* team,
                      Function fill) {
+  if (a->rows == 0) return to;
+  const int64_t each = group_stride(a, most);
   if (a->rows <= kPrivateRows) {
-    const int64_t groups = (a->rows + most - 1) / most;
-    to += team->thread * (a->rows < most ? a->rows : groups * most) * row_bytes;
+    to += team->thread * ((a->rows + each - 1) / each * each) * row_bytes;
     fill(to, 0, a->rows);
     return to;
   }
   int64_t begin, end;
-  team_range(team, a->rows, most, &begin, &end);
+  team_range(team, a->rows, each, &begin, &end);
   fill(to, begin, end);
   team_barrier(team);
   return to;
