@@ -35,6 +35,7 @@ from attention_backends._native import (
     able_isas,
     best_isa,
     compiler_problem,
+    cpu_identity,
     launch,
     load_library,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "choose_backend",
     "choose_pair",
     "compiler_problem",
+    "cpu_identity",
     "examine_all",
     "examine_layers",
     "is_out_of_memory",

@@ -6,7 +6,7 @@ from attention_backends._native.build import (
     best_isa,
     compiler_problem,
 )
-from attention_backends._native.cpu import able_isas
+from attention_backends._native.cpu import able_isas, cpu_identity
 from attention_backends._native.launch import (
     NativeKernel,
     NativeLibrary,
@@ -24,6 +24,7 @@ __all__ = [
     "able_isas",
     "best_isa",
     "compiler_problem",
+    "cpu_identity",
     "launch",
     "load_library",
 ]

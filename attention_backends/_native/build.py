@@ -55,6 +55,9 @@ class NativeSource:
     """Added to the common ones and to those of the instruction set."""
 
 
+INSTRUCTIONS = NativeSource("instructions", (ABI_FOLDER / "instructions.cpp",))
+
+
 def compiler_problem() -> str:
     """Why nothing can be compiled here; "" where a compiler was found."""
     try:
@@ -66,13 +69,14 @@ def compiler_problem() -> str:
 
 @functools.cache
 def best_isa() -> str:
-    """The most able instruction set that both the CPU and the compiler know.
+    """The most able instruction set that the compiler knows and the CPU has: its flags say so, and
+    a process that ran such instructions came to its end.
 
     Raises:
         NativeBuildError: no compiler.
     """
     compiler, _ = _compiler()
-    return next(i for i in reversed(able_isas()) if _accepts(compiler, ISA_FLAGS[i]))
+    return next(i for i in reversed(able_isas()) if _accepts(compiler, ISA_FLAGS[i]) and _runs(i))
 
 
 def build(source: NativeSource, isa: str) -> Path:
@@ -101,6 +105,25 @@ def build(source: NativeSource, isa: str) -> Path:
             f"that can hold them with the environment variable {CACHE_DIR_VARIABLE}"
         ) from error
     return target
+
+
+def _runs(isa: str) -> bool:
+    """Whether the set's instructions run here, tried once in a process of its own; a virtual CPU
+    may list what it does not have."""
+    if isa == "portable":
+        return True
+    library = build(INSTRUCTIONS, isa)
+    ran = library.with_suffix(".ran")
+    if ran.exists():
+        return True
+    code = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).stepgraph_instructions()"
+    command = [sys.executable, "-I", "-c", code, str(library)]
+    status = subprocess.run(command, capture_output=True, timeout=_COMPILE_TIMEOUT_S).returncode
+    if status:
+        log.warning("%s is passed over: the CPU lists it, but a trial ended with %d", isa, status)
+        return False
+    ran.touch()
+    return True
 
 
 def cache_folder() -> Path:

@@ -43,6 +43,20 @@ def cpu_features() -> frozenset[str]:
     return frozenset(line.partition(":")[2].split())
 
 
+@functools.cache
+def cpu_identity() -> str:
+    """What tells this CPU from others: maker, family, model, stepping, microcode and flags, as the
+    system lists them."""
+    names = ("vendor_id", "cpu family", "model", "model name", "stepping", "microcode")
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            first = lines.read().partition("\n\n")[0]
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    fields = dict(map(str.strip, line.split(":", 1)) for line in first.splitlines() if ":" in line)
+    return " ".join([*(fields.get(name, "") for name in names), *sorted(cpu_features())])
+
+
 def able_isas(features: frozenset[str] | None = None) -> list[str]:
     """Names of the instruction sets that this process may use, from the least to the most able.
 

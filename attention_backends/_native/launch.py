@@ -46,11 +46,12 @@ class NativeLibrary:
 
     Attributes:
         isa: the instruction set it was compiled for.
+        path: its file.
         handle: for functions that are no kernels; their types are the caller's to declare.
     """
 
     def __init__(self, path: Path, isa: str) -> None:
-        self.isa = isa
+        self.isa, self.path = isa, path
         self.handle = ctypes.CDLL(str(path))
 
     def kernel(self, name: str) -> NativeKernel:

@@ -63,6 +63,11 @@ class ModelConfig(Section):
         "q8_0: everywhere; none: nowhere; int8: projections and a tied embedding cut to 8 bits at "
         "load, a scale for each output",
     )
+    linear_path: Literal["auto", "float", "dot", "tiles", "vnni"] = Field(
+        "auto",
+        description="debug: how native CPU kernels multiply; auto: the fastest as measured here; "
+        "another is taken for the weights that it serves, where the CPU has it",
+    )
     max_model_len: Annotated[int, Field(ge=2)] | Auto = Field(
         "auto",
         description="longest prompt + output; auto: the model's, reduced to what the KV pool holds",

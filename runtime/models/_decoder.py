@@ -116,7 +116,11 @@ class Decoder:
         for name in self._linears:
             del self._loaded[name]
             self._loaded.pop(scales_of(name), None)
-        pack(list(self._linears.values()), int8=self.spec.quantization == "int8")
+        pack(
+            list(self._linears.values()),
+            int8=self.spec.quantization == "int8",
+            path=self.spec.linear_path,
+        )
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See DecoderModel."""

@@ -139,7 +139,8 @@ def _spec_of(source: _Source, config: ModelConfig) -> ModelSpec:
         dtype = _hf_dtype(described, source, config)
         spec = spec_from_config(described, generation, dtype, str(path))
     _check_length(config, spec)
-    return replace(spec, quantization="int8" if config.quantization == "int8" else "none")
+    quantization = "int8" if config.quantization == "int8" else "none"
+    return replace(spec, quantization=quantization, linear_path=config.linear_path)
 
 
 def _kept_in_q8_0(header: GgufHeader, spec: ModelSpec, config: ModelConfig) -> frozenset[str]:

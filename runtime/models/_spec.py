@@ -46,6 +46,9 @@ class ModelSpec:
     quantization: str = "none"
     """int8: the matrices are cut to 8 bits at load."""
 
+    linear_path: str = "auto"
+    """How native kernels multiply by packed weights; "auto" is the fastest as measured."""
+
     q8_0: frozenset[str] = frozenset()
     """Matrices that stay as a GGUF file has them: 8-bit integers, a float16 scale for each 32
     inputs of an output."""

@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 from runtime.ops.memory import WeightMemory
-from runtime.ops.native import native_ops
+from runtime.ops.native import NativeOps, native_ops
+from runtime.ops.native.linear import KINDS
+from runtime.ops.native.paths import Paths, choose_paths
+from runtime.ops.native.rates import measure
 from runtime.ops.weights import (
     INPUT_MULTIPLE,
     MOST_INT8_INPUTS,
@@ -66,7 +69,7 @@ class Embedding:
         return self._linear.form.rows(ids)
 
 
-def pack(layers: Sequence[Linear], *, int8: bool) -> None:
+def pack(layers: Sequence[Linear], *, int8: bool, path: str = "auto") -> None:
     """Bring the weights into the form that is fastest here, one after another, so that no more than
     one of them is held twice.
 
@@ -75,6 +78,7 @@ def pack(layers: Sequence[Linear], *, int8: bool) -> None:
 
     Args:
         layers: each once, in the order of a step.
+        path: how packed weights are multiplied; see `choose_paths`.
     """
     weights = [_packable(layer.form) for layer in layers]
     kernels = native_ops() if any(weight is not None for weight in weights) else None
@@ -84,10 +88,17 @@ def pack(layers: Sequence[Linear], *, int8: bool) -> None:
         if weight is not None
     ]
     memory = WeightMemory(sum(sizes) if kernels else 0)
+    paths = _paths(kernels, weights, int8, path) if kernels else {}
     for place, layer in enumerate(layers):
         weight, weights[place] = weights[place], None
         if kernels is not None and weight is not None:
-            layer.form = PackedWeight(kernels, weight, memory, is_gated=layer.is_gated, int8=int8)
+            kind = packed_type(weight, int8=int8)
+            layer.form = PackedWeight(
+                *(kernels, weight, memory),
+                is_gated=layer.is_gated,
+                int8=int8,
+                paths=paths[kind],
+            )
         elif int8:
             layer.form = Int8Weight(layer.form.plain())
 
@@ -114,6 +125,21 @@ def _packable(form: Weight) -> Tensor | Q8Weight | None:
         and matrix.shape[1] <= MOST_INT8_INPUTS
     )
     return matrix if fits else None
+
+
+def _paths(
+    kernels: NativeOps, weights: Sequence[Tensor | Q8Weight | None], int8: bool, wanted: str
+) -> dict[torch.dtype, Paths]:
+    """Type of packed values -> the kernels that multiply by them."""
+    inputs: dict[torch.dtype, list[int]] = {}
+    for weight in weights:
+        if weight is not None:
+            matrix = weight.integers if isinstance(weight, Q8Weight) else weight
+            inputs.setdefault(packed_type(weight, int8=int8), []).append(matrix.shape[1])
+    return {
+        kind: choose_paths(measure(kernels.library, KINDS[kind], widths), wanted)
+        for kind, widths in inputs.items()
+    }
 
 
 def _packed_bytes(weight: Tensor | Q8Weight, is_gated: bool, int8: bool) -> int:

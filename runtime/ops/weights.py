@@ -12,6 +12,7 @@ from runtime.ops.dispatch import embedding, run_native, silu_and_mul
 from runtime.ops.memory import WeightMemory
 from runtime.ops.native import NativeOps
 from runtime.ops.native.linear import PANEL, Panels
+from runtime.ops.native.paths import Paths
 
 HALF_PANEL = PANEL // 2
 INPUT_MULTIPLE = 32
@@ -132,7 +133,7 @@ class Q8Weight(EightBitWeight):
 class PackedWeight:
     """In panels for the native kernels: bfloat16, 8-bit, or Q8_0."""
 
-    __slots__ = ("_is_amx", "panels")
+    __slots__ = ("_paths", "panels")
 
     def __init__(
         self,
@@ -142,13 +143,15 @@ class PackedWeight:
         *,
         is_gated: bool,
         int8: bool = False,
+        paths: Paths = Paths(),  # noqa: B008  # immutable
     ) -> None:
         """
         Args:
             weight: [out, in] bfloat16, or what stays in Q8_0.
             int8: cut a bfloat16 weight to 8 bits.
+            paths: which kernels multiply.
         """
-        self._is_amx = kernels.library.isa == "amx"
+        self._paths = paths
         dtype = packed_type(weight, int8=int8)
         matrix = weight.integers if isinstance(weight, Q8Weight) else weight
         shape = (matrix.shape[0], matrix.shape[1])
@@ -183,11 +186,11 @@ class PackedWeight:
         return sum(tensor.nbytes for tensor in self.panels.tensors())
 
     def _is_for_library(self, x: Tensor) -> bool:
-        return self._is_amx and len(x) >= LIBRARY_ROWS
+        return self._paths.tiles_from is not None and len(x) >= LIBRARY_ROWS
 
     def _run(self, x: Tensor, bias: Tensor | None) -> Tensor:
         x = x if x.stride(1) == 1 else x.contiguous()
-        return run_native("linear", x, self.panels, bias)
+        return run_native("linear", x, self.panels, bias, self._paths.of(len(x)))
 
 
 def quantize(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,8 @@ class NativeOps(LogitsKernels, LinearKernels):
 
 def ops_source(name: str = "ops", flags: tuple[str, ...] = ()) -> NativeSource:
     """The sources of the library, to be built with `flags` in addition."""
-    names = ("elementwise", "rows", "logits", "linear", "linear_int8", "linear_q8_0", "pack")
+    linears = ("linear", "linear_dot", "linear_tiles", "linear_int8", "linear_q8_0")
+    names = ("elementwise", "rows", "logits", *linears, "pack", "units")
     files = tuple(_FOLDER / f"{file}.cpp" for file in names)
     return NativeSource(name, files, (*_FLAGS, *flags))
 

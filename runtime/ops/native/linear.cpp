@@ -2,10 +2,8 @@
 //
 // On CPUs whose bfloat16 dot product takes as long as four float multiply-adds this is the faster
 // way, and it needs no instructions of its own. A row's sums are taken in one order whatever other
-// rows there are. The tile path (AMX) is in tiles.h.
+// rows there are. Other paths: linear_dot.cpp, linear_tiles.cpp; which one runs is measured.
 #include "linear.h"
-
-#include "tiles.h"
 
 namespace {
 
@@ -79,11 +77,8 @@ struct FloatPass {
 
 }  // namespace
 
-extern "C" STEPGRAPH_EXPORT void linear_bfloat16(const void* args, Team* team) {
+extern "C" STEPGRAPH_EXPORT void linear_bfloat16_float(const void* args, Team* team) {
   const LinearArgs* a = static_cast<const LinearArgs*>(args);
-#if STEPGRAPH_HAS_TILES
-  if (a->rows >= kFewestTileRows) return linear_by_tiles(a, team);
-#endif
   float* scratch = static_cast<float*>(a->scratch);
   float* panel = scratch + team->thread * a->n_in * kPanel;
   if (a->rows > kFloatRows) scratch += team->num_threads * a->n_in * kPanel;

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from attention_backends import NativeLibrary, launch
+from runtime.ops.native.rates import able_paths
 from runtime.ops.native.rows import RowKernels
 
+KINDS = {torch.bfloat16: "bfloat16", torch.int8: "int8", torch.uint8: "q8_0"}
+"""Type of packed values -> kind of weight."""
 _P, _I64, _I32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 PANEL = 32
 """Outputs of a panel, packing.h's kPanel."""
@@ -70,17 +73,21 @@ class LinearKernels(RowKernels):
 
     def __init__(self, library: NativeLibrary) -> None:
         super().__init__(library)
-        kinds = {torch.bfloat16: "bfloat16", torch.int8: "int8", torch.uint8: "q8_0"}
-        self._linear = {dtype: library.kernel(f"linear_{kind}") for dtype, kind in kinds.items()}
-        self._pack = {dtype: library.kernel(f"pack_{kind}") for dtype, kind in kinds.items()}
-        self._unpack = {dtype: library.kernel(f"unpack_{kind}") for dtype, kind in kinds.items()}
+        self._linear = {
+            (dtype, path): library.kernel(f"linear_{kind}_{path}")
+            for dtype, kind in KINDS.items()
+            for path in able_paths(library, kind)
+        }
+        self._pack = {dtype: library.kernel(f"pack_{kind}") for dtype, kind in KINDS.items()}
+        self._unpack = {dtype: library.kernel(f"unpack_{kind}") for dtype, kind in KINDS.items()}
 
-    def linear(self, x: Tensor, panels: Panels, bias: Tensor | None) -> Tensor:
+    def linear(self, x: Tensor, panels: Panels, bias: Tensor | None, path: str = "float") -> Tensor:
         """
         Args:
             x: [T, in] bfloat16, rows dense.
             panels: the weight.
             bias: [out] bfloat16, or None.
+            path: which kernel, one that this library has.
 
         Returns:
             [T, out] bfloat16, or [T, out / 2], silu(gate) * up, where the weight is gated.
@@ -96,7 +103,7 @@ class LinearKernels(RowKernels):
         )
         biases = () if bias is None else (bias,)
         tensors = (x, *panels.tensors(), *biases, out, scratch)
-        launch(self._linear[panels.values.dtype], args, tensors)
+        launch(self._linear[panels.values.dtype, path], args, tensors)
         return out
 
     def pack(self, plain: Tensor, panels: Panels, scales: Tensor | None = None) -> None:

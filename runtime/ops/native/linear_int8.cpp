@@ -15,7 +15,7 @@ namespace {
 
 // Of 4 inputs, the high bytes of a group's rows (128 more than signed) and the low ones, in turns.
 template <int M>
-struct Int8Pass {
+struct Int8FixedPass {
   static void run(const LinearArgs* a, const FixedRows& x, int64_t row, int64_t panel, Turn turn) {
     __m512i sums[M][2][2];  // [row][half of the panel][byte of x]
     if (turn.count == 1)
@@ -61,7 +61,10 @@ struct Int8Pass {
   }
 };
 
-void prepare_and_walk(const LinearArgs* a, Team* team) {
+}  // namespace
+
+extern "C" STEPGRAPH_EXPORT void linear_int8_vnni(const void* args, Team* team) {
+  const LinearArgs* a = static_cast<const LinearArgs*>(args);
   auto cut = [&](const Bf16* x, float inverse, uint32_t* group, int64_t column, int64_t stride) {
     for (int64_t i = 0; i < a->n_in; i += kLanes) {
       const __m512i fixed = fixed_of(x + i, inverse);
@@ -74,17 +77,17 @@ void prepare_and_walk(const LinearArgs* a, Team* team) {
       }
     }
   };
-  walk_fixed<Int8Pass>(a, a->n_in / 2, 32767, a->n_in * kPanel, team, cut);
+  walk_fixed<Int8FixedPass>(a, a->n_in / 2, 32767, a->n_in * kPanel, team, cut);
 }
 
-#else
+namespace {
 
-constexpr int kMostRows = kFloatRows;
+#endif
 
 template <int M>
 struct Int8Pass {
   static void run(const LinearArgs* a, const float* prepared, int64_t row, int64_t panel, Turn) {
-    const int64_t n_in = a->n_in, stride = group_stride(a, kMostRows);
+    const int64_t n_in = a->n_in, stride = group_stride(a, kFloatRows);
     for (int part = 0; part < kParts; part++) {
       const float* x = prepared + row * n_in;
       const int32_t* line =
@@ -111,20 +114,15 @@ struct Int8Pass {
   }
 };
 
-void prepare_and_walk(const LinearArgs* a, Team* team) {
+}  // namespace
+
+extern "C" STEPGRAPH_EXPORT void linear_int8_float(const void* args, Team* team) {
+  const LinearArgs* a = static_cast<const LinearArgs*>(args);
   const int64_t row_bytes = a->n_in * sizeof(float);
-  const char* rows = prepare(a, static_cast<char*>(a->scratch), kMostRows, row_bytes, team,
+  const char* rows = prepare(a, static_cast<char*>(a->scratch), kFloatRows, row_bytes, team,
                              [&](char* to, int64_t begin, int64_t end) {
                                widen(a, reinterpret_cast<float*>(to), begin, end);
                              });
-  walk<Int8Pass, kMostRows>(a, reinterpret_cast<const float*>(rows), row_bytes, a->n_in * kPanel,
+  walk<Int8Pass, kFloatRows>(a, reinterpret_cast<const float*>(rows), row_bytes, a->n_in * kPanel,
                             team);
-}
-
-#endif
-
-}  // namespace
-
-extern "C" STEPGRAPH_EXPORT void linear_int8(const void* args, Team* team) {
-  prepare_and_walk(static_cast<const LinearArgs*>(args), team);
 }

@@ -21,7 +21,7 @@ constexpr int64_t kBlockWords = kBlockInputs / 2 + 1;
 constexpr float kLargest = 32639;
 
 template <int M>
-struct Q8Pass {
+struct Q8FixedPass {
   static void run(const LinearArgs* a, const FixedRows& x, int64_t row, int64_t panel,
                   Turn turn) {
     vf totals[M][2];
@@ -85,7 +85,10 @@ struct Q8Pass {
   }
 };
 
-void prepare_and_walk(const LinearArgs* a, Team* team) {
+}  // namespace
+
+extern "C" STEPGRAPH_EXPORT void linear_q8_0_vnni(const void* args, Team* team) {
+  const LinearArgs* a = static_cast<const LinearArgs*>(args);
   const int64_t blocks = a->n_in / kBlockInputs;
   auto cut = [&](const Bf16* x, float inverse, uint32_t* words, int64_t column, int64_t stride) {
     for (int64_t block = 0; block < blocks; block++, words += stride) {
@@ -104,18 +107,18 @@ void prepare_and_walk(const LinearArgs* a, Team* team) {
       words[column] = static_cast<uint32_t>(-128 * _mm512_reduce_add_epi32(sum));
     }
   };
-  walk_fixed<Q8Pass>(a, blocks * kBlockWords, kLargest, panel_bytes(a), team, cut);
+  walk_fixed<Q8FixedPass>(a, blocks * kBlockWords, kLargest, panel_bytes(a), team, cut);
 }
 
-#else
+namespace {
 
-constexpr int kMostRows = kFloatRows;
+#endif
 
 template <int M>
 struct Q8Pass {
   static void run(const LinearArgs* a, const float* prepared, int64_t row, int64_t panel,
                   Turn) {
-    const int64_t blocks = a->n_in / kBlockInputs, stride = group_stride(a, kMostRows);
+    const int64_t blocks = a->n_in / kBlockInputs, stride = group_stride(a, kFloatRows);
     for (int part = 0; part < kParts; part++) {
       const float* x = prepared + row * a->n_in;
       const char* block = static_cast<const char*>(a->weights) + panel * blocks * kBlockBytes;
@@ -147,19 +150,14 @@ struct Q8Pass {
   }
 };
 
-void prepare_and_walk(const LinearArgs* a, Team* team) {
+}  // namespace
+
+extern "C" STEPGRAPH_EXPORT void linear_q8_0_float(const void* args, Team* team) {
+  const LinearArgs* a = static_cast<const LinearArgs*>(args);
   const int64_t row_bytes = a->n_in * sizeof(float);
-  const char* rows = prepare(a, static_cast<char*>(a->scratch), kMostRows, row_bytes, team,
+  const char* rows = prepare(a, static_cast<char*>(a->scratch), kFloatRows, row_bytes, team,
                              [&](char* to, int64_t begin, int64_t end) {
                                widen(a, reinterpret_cast<float*>(to), begin, end);
                              });
-  walk<Q8Pass, kMostRows>(a, reinterpret_cast<const float*>(rows), row_bytes, panel_bytes(a), team);
-}
-
-#endif
-
-}  // namespace
-
-extern "C" STEPGRAPH_EXPORT void linear_q8_0(const void* args, Team* team) {
-  prepare_and_walk(static_cast<const LinearArgs*>(args), team);
+  walk<Q8Pass, kFloatRows>(a, reinterpret_cast<const float*>(rows), row_bytes, panel_bytes(a), team);
 }

@@ -1,5 +1,7 @@
 // Runs every op kernel over buffers of exactly the size that they may touch, for the sanitizers.
 #include <cstdio>
+#include <cstdlib>
+#include <ctime>
 #include <memory>
 #include <vector>
 
@@ -9,12 +11,19 @@
 #include "pack.cpp"
 #include "rows.cpp"
 
-extern "C" void linear_bfloat16(const void*, Team*);
-extern "C" void linear_int8(const void*, Team*);
-extern "C" void linear_q8_0(const void*, Team*);
+extern "C" {
+void linear_bfloat16_float(const void*, Team*);
+void linear_int8_float(const void*, Team*);
+void linear_q8_0_float(const void*, Team*);
+void linear_bfloat16_dot(const void*, Team*) __attribute__((weak));
+void linear_bfloat16_tiles(const void*, Team*) __attribute__((weak));
+void linear_int8_vnni(const void*, Team*) __attribute__((weak));
+void linear_q8_0_vnni(const void*, Team*) __attribute__((weak));
+}
 
 struct Form {
-  Kernel pack, unpack, linear, embed;
+  Kernel pack, unpack, embed;
+  Kernel linears[3];  // null: not in this build
   int64_t block_bytes;  // packed, of 32 inputs of an output
 };
 
@@ -58,13 +67,14 @@ static void linears(int64_t n_out, int64_t n_in, bool gated, const Form& form) {
   run(form.pack, &pack);
   pack.plain = plain.get();
   run(form.unpack, &pack);
-  for (int64_t rows : {0, 1, 4, 5, 6, 12, 13, 16, 17, 33}) {
+  for (int64_t rows : {0, 1, 4, 5, 6, 12, 13, 16, 17, 33, 1 + rand() % 300}) {
     auto x = make<Bf16>(rows * n_in), out = make<Bf16>(rows * outputs);
     const int64_t prepared = rows <= 4 ? rows : kPanel + rows + 11;  // _scratch_floats
     auto scratch = make<float>(n_in * (prepared > 8 ? prepared : 8));
     const LinearArgs args = {x.get(),    packed.get(), scales.get(), sums.get(), bias.get(), out.get(),
                              scratch.get(), rows,      n_in,         outputs,    n_in,       gated};
-    run(form.linear, &args);
+    for (Kernel linear : form.linears)
+      if (linear) run(linear, &args);
   }
   const std::vector<int64_t> ids = {0, n_out - 1};
   auto out = make<Bf16>(2 * n_in);
@@ -98,10 +108,12 @@ static void rows_of(int64_t width, Kernel norm, Kernel turn, Kernel rotate, Kern
 }
 
 int main() {
+  srand(static_cast<unsigned>(time(nullptr)));
   const Form forms[] = {
-      {pack_bfloat16, unpack_bfloat16, linear_bfloat16, embedding_packed_bfloat16, 64},
-      {pack_int8, unpack_int8, linear_int8, embedding_packed_int8, 32},
-      {pack_q8_0, unpack_q8_0, linear_q8_0, embedding_packed_q8_0, 34}};
+      {pack_bfloat16, unpack_bfloat16, embedding_packed_bfloat16,
+       {linear_bfloat16_float, linear_bfloat16_dot, linear_bfloat16_tiles}, 64},
+      {pack_int8, unpack_int8, embedding_packed_int8, {linear_int8_float, linear_int8_vnni}, 32},
+      {pack_q8_0, unpack_q8_0, embedding_packed_q8_0, {linear_q8_0_float, linear_q8_0_vnni}, 34}};
   for (const Form& form : forms)
     for (int64_t n_in : {32, 96})
       for (int64_t n_out : {2, 30, 32, 34, 70})

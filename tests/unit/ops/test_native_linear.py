@@ -11,7 +11,7 @@ from attention_backends._host_memory import HUGE_PAGE_BYTES
 from runtime.ops.memory import WeightMemory
 from runtime.ops.native.linear import Panels
 from runtime.ops.weights import Int8Weight, PackedWeight
-from tests.unit.ops.native_ops import EMULATED, ISAS, check_near, needs_compiler, ops_of, random
+from tests.unit.ops.native_ops import BY_TILES, ISAS, check_near, needs_compiler, ops_of, random
 
 ROWS = [0, 1, 2, 5, 6, 12, 13, 16, 17, 31, 32, 33, 50]
 SHAPES = [(32, 32), (96, 64), (7, 32), (130, 160)]
@@ -64,7 +64,7 @@ def test_gated(isa: str, half: int, int8: bool) -> None:
             )
 
 
-@pytest.mark.parametrize("isa", [isa for isa in ISAS if isa not in ("amx", EMULATED)])
+@pytest.mark.parametrize("isa", [isa for isa in ISAS if isa not in BY_TILES])
 @pytest.mark.parametrize("int8", [False, True], ids=["bfloat16", "int8"])
 def test_a_row_does_not_depend_on_the_others(isa: str, int8: bool) -> None:
     panels = packed(isa, random(96, 64, dtype=torch.bfloat16), int8=int8)

@@ -12,6 +12,7 @@ import torch
 from attention_backends import NativeBuildError, NativeSource
 from runtime.ops import Embedding, GatedLinear, Linear, dispatch, norm, pack
 from runtime.ops.native import library
+from runtime.ops.native.paths import Paths
 from runtime.ops.weights import Int8Weight, PackedWeight, PlainWeight, quantize
 from tests.unit.ops.native_ops import check_near, needs_compiler, random
 
@@ -109,7 +110,7 @@ def test_rows_above_the_crossover_go_to_the_library_with_amx(monkeypatch) -> Non
     )
     for layer in layers:
         assert isinstance(layer.form, PackedWeight)
-        monkeypatch.setattr(layer.form, "_is_amx", True)
+        monkeypatch.setattr(layer.form, "_paths", Paths(tiles_from=256))
     for layer, plain in zip(layers, expected, strict=True):
         check_near(layer(xs), plain, 0.0)
         layer(xs[:255])

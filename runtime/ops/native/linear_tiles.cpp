@@ -1,10 +1,11 @@
 // The tile path (AMX) of the bfloat16 linear kernel: 32 rows by one panel at a time.
 //
 // A panel's half line is a tile row of 16 outputs by one input pair, so weights load as they lie.
-#ifndef STEPGRAPH_OPS_TILES_H
-#define STEPGRAPH_OPS_TILES_H
+#include "linear.h"
 
 #if defined(STEPGRAPH_EMULATED_TILES)
+#include <immintrin.h>  // before its tile instructions are replaced
+
 #include "emulated_tiles.h"
 #define STEPGRAPH_HAS_TILES 1
 #elif defined(STEPGRAPH_ISA_AMX)
@@ -15,11 +16,8 @@
 #endif
 
 #if STEPGRAPH_HAS_TILES
-#include "linear.h"
-
 namespace {
 
-constexpr int64_t kFewestTileRows = 6;  // below, float multiply-adds keep up with the memory
 constexpr int64_t kTileRows = 16;
 constexpr int64_t kTileInputs = 32;
 
@@ -78,7 +76,10 @@ inline void multiply_tiles(const RowTile* rows, bool has_two, const char* weight
   }
 }
 
-void linear_by_tiles(const LinearArgs* a, Team* team) {
+}  // namespace
+
+extern "C" STEPGRAPH_EXPORT void linear_bfloat16_tiles(const void* args, Team* team) {
+  const LinearArgs* a = static_cast<const LinearArgs*>(args);
   const TileConfig config;
   _tile_loadconfig(&config);
   const int64_t whole = a->rows / kTileRows * kTileRows;
@@ -111,7 +112,4 @@ void linear_by_tiles(const LinearArgs* a, Team* team) {
   }
   _tile_release();
 }
-
-}  // namespace
-#endif
 #endif
