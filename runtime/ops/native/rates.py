@@ -64,11 +64,12 @@ def measure(library: NativeLibrary, kind: str, inputs: Sequence[int]) -> dict[st
     try:
         kept = json.loads(target.read_text())
         return {path: _rates_of(found) for path, found in kept.items()}
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError):
         pass  # not yet, or not whole
     found = {path: _ask(library, kind, path, widths) for path in able_paths(library, kind)}
     ran = {path: answer for path, answer in found.items() if answer is not None}
-    _keep(target, ran)
+    if ran:
+        _keep(target, ran)
     return {path: _rates_of(answer) for path, answer in ran.items()}
 
 
