@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Where the time of a forward goes, op by op: native kernels beside their twins in plain torch.
 
-usage: bench_ops.py MODEL [--rows 1 32 2048] [--threads 1] [--repeats 9] [--json FILE]
+usage: bench_ops.py MODEL [--rows 1 32 2048] [--threads 1] [--repeats 9] [--paths] [--json FILE]
 
 Every op runs in the model's sizes, over all layers, so that weights come from memory; attention is
 left out. Milliseconds a step, medians of the process's CPU time divided by the threads; the two
 alternate. `oneDNN` is torch's linear over packed weights (mkldnn._reorder_linear_weight). The floor
 is the bytes of the weights over the rate at which a sum reads memory, measured here, as is the rate
 of a float32 product out of the cache. `q8_0`, of a GGUF file only: every matrix in Q8_0, written
-for the occasion.
+for the occasion. `--paths`: nothing but the layers, by every way to multiply that this machine has,
+beside what that way's instruction can do.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -35,6 +37,7 @@ from runtime.config.sections import ModelConfig
 from runtime.models import load_model, weight_bytes
 from runtime.models._decoder import Decoder
 from runtime.ops import activation, dispatch, kv_write, norm, rotary, scores
+from tools._op_paths import path_rates
 from tools.quantization_drift import write_q8_0
 
 BLOCK_SIZE = 16
@@ -182,6 +185,16 @@ def product_rate(repeats: int) -> float:
     return 2 * size**3 / (median_ms(lambda: square @ square, None, repeats)[0] / 1e3)
 
 
+def _path_table(rows: int, found: list[dict[str, Any]]) -> Table:
+    table = Table("weights", "path", "ms", "GFLOP/s", "unit", "share", "auto", title=f"{rows} rows")
+    for row in found:
+        unit = row["unit_gflop_per_s"]
+        cells = (f"{unit:.0f}", f"{row['share']:.0%}") if unit else ("", "")
+        name, ms, rate = row["path"], f"{row['ms']:.2f}", f"{row['gflop_per_s']:.1f}"
+        table.add_row(row["kind"], name, ms, rate, *cells, "taken" if row["taken"] else "")
+    return table
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -189,6 +202,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 2048])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--paths", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -197,7 +211,11 @@ def main() -> None:
     console, found = Console(), {"threads": options.threads, "read_gb_per_s": rate / 1e9, "ms": {}}
     found["float32_product_gflop_per_s"] = product / 1e9
     console.print(f"reading {rate / 1e9:.1f} GB/s, float32 products {product / 1e9:.0f} GFLOP/s")
-    for rows in options.rows:
+    for rows in options.rows if options.paths else ():
+        models = Ops(options.model, rows).models
+        found.setdefault("paths", {})[rows] = list(path_rates(models, rows, options.repeats))
+        console.print(_path_table(rows, found["paths"][rows]))
+    for rows in () if options.paths else options.rows:
         ops = Ops(options.model, rows)
         floors = ", ".join(f"{n} {b / rate * 1e3:.1f} ms" for n, b in ops.weight_bytes.items())
         table = Table(

@@ -78,6 +78,7 @@ def _check_run(config: RunConfig) -> None:
     _print_backends("for this model", shapes, block_size, device)
     choice = choose_backends(config.attention, shapes, block_size, device)
     _check_graphs(config, choice.support, device)
+    _section("paths of linear layers, measured with one thread", _path_facts(spec, device))
     _check_weights(spec, device)
     weights = weight_bytes(spec)
     num_blocks = size_kv_pool(config, spec, choice.block_size, device, weights_to_come=weights)
@@ -133,6 +134,24 @@ def _model_facts(config: RunConfig, spec: ModelSpec) -> Iterable[tuple[str, str]
     yield "longest request", f"{spec.max_position} tokens"
     yield "weights", f"{weight_bytes(spec):,} bytes ({format_memory(weight_bytes(spec))})"
     yield "KV", f"{spec.kv_bytes_per_token:,} bytes per token"
+
+
+def _path_facts(spec: ModelSpec, device: torch.device) -> Iterable[tuple[str, str]]:
+    """Of the packed weights; none where torch multiplies."""
+    import torch
+
+    from runtime.models import matrix_shapes
+    from runtime.ops import kernel_problem, path_facts
+
+    problem = kernel_problem(device, getattr(torch, spec.dtype))
+    if problem:
+        return [("torch", f"no native kernel: {problem}")]
+    inputs: dict[torch.dtype, list[int]] = {}
+    for name, shape in matrix_shapes(spec).items():
+        is_int8 = spec.quantization == "int8"
+        dtype = torch.uint8 if name in spec.q8_0 else torch.int8 if is_int8 else torch.bfloat16
+        inputs.setdefault(dtype, []).append(shape[1])
+    return path_facts(inputs, spec.linear_path)
 
 
 def _thread_facts(threads: StepThreads) -> Iterable[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from runtime.models._spec import ModelSpec, smaller_weights
-from runtime.models._weight_map import weight_bytes
+from runtime.models._weight_map import matrix_shapes, weight_bytes
 
 if TYPE_CHECKING:
     from runtime.models._load import check_files, load_model, read_spec
@@ -17,6 +17,7 @@ __all__ = [
     "attention_shapes",
     "check_files",
     "load_model",
+    "matrix_shapes",
     "read_spec",
     "smaller_weights",
     "weight_bytes",

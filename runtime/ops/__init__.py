@@ -17,6 +17,7 @@ from runtime.ops.dispatch import (
     write_kv,
 )
 from runtime.ops.linear import Embedding, GatedLinear, Linear, kernel_problem, pack
+from runtime.ops.linear_paths import path_facts
 from runtime.ops.norm import head_rms_norm
 from runtime.ops.rotary import Rotation
 from runtime.ops.weights import Q8Weight
@@ -34,6 +35,7 @@ __all__ = [
     "kernel_problem",
     "norm_and_rotary",
     "pack",
+    "path_facts",
     "rms_norm",
     "rotation",
     "silu_and_mul",

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from runtime.ops.linear_paths import paths_of
 from runtime.ops.memory import WeightMemory
-from runtime.ops.native import NativeOps, native_ops
-from runtime.ops.native.linear import KINDS
-from runtime.ops.native.paths import Paths, choose_paths
-from runtime.ops.native.rates import measure
+from runtime.ops.native import native_ops
 from runtime.ops.weights import (
     INPUT_MULTIPLE,
     MOST_INT8_INPUTS,
@@ -88,7 +86,7 @@ def pack(layers: Sequence[Linear], *, int8: bool, path: str = "auto") -> None:
         if weight is not None
     ]
     memory = WeightMemory(sum(sizes) if kernels else 0)
-    paths = _paths(kernels, weights, int8, path) if kernels else {}
+    paths = paths_of(kernels, _inputs(weights, int8), path) if kernels else {}
     for place, layer in enumerate(layers):
         weight, weights[place] = weights[place], None
         if kernels is not None and weight is not None:
@@ -127,19 +125,16 @@ def _packable(form: Weight) -> Tensor | Q8Weight | None:
     return matrix if fits else None
 
 
-def _paths(
-    kernels: NativeOps, weights: Sequence[Tensor | Q8Weight | None], int8: bool, wanted: str
-) -> dict[torch.dtype, Paths]:
-    """Type of packed values -> the kernels that multiply by them."""
-    inputs: dict[torch.dtype, list[int]] = {}
+def _inputs(
+    weights: Sequence[Tensor | Q8Weight | None], int8: bool
+) -> dict[torch.dtype, list[int]]:
+    """Type of packed values -> inputs of each weight."""
+    found: dict[torch.dtype, list[int]] = {}
     for weight in weights:
         if weight is not None:
             matrix = weight.integers if isinstance(weight, Q8Weight) else weight
-            inputs.setdefault(packed_type(weight, int8=int8), []).append(matrix.shape[1])
-    return {
-        kind: choose_paths(measure(kernels.library, KINDS[kind], widths), wanted)
-        for kind, widths in inputs.items()
-    }
+            found.setdefault(packed_type(weight, int8=int8), []).append(matrix.shape[1])
+    return found
 
 
 def _packed_bytes(weight: Tensor | Q8Weight, is_gated: bool, int8: bool) -> int:

@@ -133,7 +133,7 @@ class Q8Weight(EightBitWeight):
 class PackedWeight:
     """In panels for the native kernels: bfloat16, 8-bit, or Q8_0."""
 
-    __slots__ = ("_paths", "panels")
+    __slots__ = ("panels", "paths")
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class PackedWeight:
             int8: cut a bfloat16 weight to 8 bits.
             paths: which kernels multiply.
         """
-        self._paths = paths
+        self.paths = paths
         dtype = packed_type(weight, int8=int8)
         matrix = weight.integers if isinstance(weight, Q8Weight) else weight
         shape = (matrix.shape[0], matrix.shape[1])
@@ -186,11 +186,11 @@ class PackedWeight:
         return sum(tensor.nbytes for tensor in self.panels.tensors())
 
     def _is_for_library(self, x: Tensor) -> bool:
-        return self._paths.tiles_from is not None and len(x) >= LIBRARY_ROWS
+        return self.paths.tiles_from is not None and len(x) >= LIBRARY_ROWS
 
     def _run(self, x: Tensor, bias: Tensor | None) -> Tensor:
         x = x if x.stride(1) == 1 else x.contiguous()
-        return run_native("linear", x, self.panels, bias, self._paths.of(len(x)))
+        return run_native("linear", x, self.panels, bias, self.paths.of(len(x)))
 
 
 def quantize(matrix: Tensor) -> tuple[Tensor, Tensor]:

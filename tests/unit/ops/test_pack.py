@@ -110,7 +110,7 @@ def test_rows_above_the_crossover_go_to_the_library_with_amx(monkeypatch) -> Non
     )
     for layer in layers:
         assert isinstance(layer.form, PackedWeight)
-        monkeypatch.setattr(layer.form, "_paths", Paths(tiles_from=256))
+        monkeypatch.setattr(layer.form, "paths", Paths(tiles_from=256))
     for layer, plain in zip(layers, expected, strict=True):
         check_near(layer(xs), plain, 0.0)
         layer(xs[:255])

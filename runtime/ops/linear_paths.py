@@ -1,0 +1,53 @@
+"""The kernels that packed weights are multiplied by on this machine, and what they do a second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from runtime.ops.native import NativeOps, native_ops
+from runtime.ops.native.linear import KINDS
+from runtime.ops.native.paths import TILES, Paths, choose_paths
+from runtime.ops.native.rates import measure
+
+
+def paths_of(
+    kernels: NativeOps, inputs: Mapping[torch.dtype, Sequence[int]], wanted: str
+) -> dict[torch.dtype, Paths]:
+    """Type of packed values -> which kernels multiply by them.
+
+    Args:
+        inputs: of the layers of each type.
+        wanted: see `choose_paths`.
+    """
+    return {
+        dtype: choose_paths(measure(kernels.library, KINDS[dtype], widths), wanted)
+        for dtype, widths in inputs.items()
+    }
+
+
+def path_facts(
+    inputs: Mapping[torch.dtype, Sequence[int]], wanted: str
+) -> Iterator[tuple[str, str]]:
+    """(kind of weight and path, its rates by rows and whether it is taken), for people."""
+    kernels = native_ops()
+    if kernels is None:
+        return
+    for dtype, widths in inputs.items():
+        found = measure(kernels.library, KINDS[dtype], widths)
+        chosen = choose_paths(found, wanted)
+        for path, rates in found.items():
+            cells = [f"{rate / 1e9:.0f} ({rows})" for rows, rate in rates.by_rows.items()]
+            best = max(rates.by_rows.values())
+            share = f"; unit {rates.unit / 1e9:.0f}, {best / rates.unit:.0%}" if rates.unit else ""
+            rates_text = f"GFLOP/s (rows) {' '.join(cells)}{share}"
+            yield f"{KINDS[dtype]} {path}", f"{rates_text}{_where(path, chosen)}"
+
+
+def _where(path: str, chosen: Paths) -> str:
+    if path == TILES and chosen.tiles_from is not None:
+        return f"; taken from {chosen.tiles_from} rows"
+    if path != chosen.base:
+        return ""
+    return "; taken" if chosen.tiles_from is None else f"; taken below {chosen.tiles_from} rows"
