@@ -42,9 +42,13 @@ def path_rates(models: dict[str, Decoder], rows: int, repeats: int) -> Iterator[
         for path, found in times.items():
             rate, unit = work / statistics.median(found) * 1e3, rates[path].unit
             yield {
-                "kind": KINDS[dtype], "path": path, "ms": statistics.median(found),
-                "gflop_per_s": rate / 1e9, "unit_gflop_per_s": unit and unit / 1e9,
-                "share": unit and rate / unit, "taken": path == taken,
+                "kind": KINDS[dtype],
+                "path": path,
+                "ms": statistics.median(found),
+                "gflop_per_s": rate / 1e9,
+                "unit_gflop_per_s": unit and unit / 1e9,
+                "share": unit and rate / unit,
+                "taken": path == taken,
             }
 
 
