@@ -60,7 +60,7 @@ def _check_run(config: RunConfig) -> None:
     from runtime.front.build import resolve_max_model_len
     from runtime.front.early import check_early
     from runtime.front.eos import with_eos
-    from runtime.models import attention_shapes, check_files, read_spec
+    from runtime.models import attention_shapes, check_files, check_linear_path, read_spec
     from runtime.runner import choose_backends, size_kv_pool
     from runtime.text import load_tokenizer
 
@@ -77,8 +77,9 @@ def _check_run(config: RunConfig) -> None:
     block_size = wanted if isinstance(wanted, int) else None
     _print_backends("for this model", shapes, block_size, device)
     choice = choose_backends(config.attention, shapes, block_size, device)
-    _check_graphs(config, choice.support, device)
+    check_linear_path(spec, device)
     _section("paths of linear layers, measured with one thread", _path_facts(spec, device))
+    _check_graphs(config, choice.support, device, _no_kernels(spec, device))
     _check_weights(spec, device)
     weights = weight_bytes(spec)
     num_blocks = size_kv_pool(config, spec, choice.block_size, device, weights_to_come=weights)
@@ -88,7 +89,9 @@ def _check_run(config: RunConfig) -> None:
     _section(f"KV pool{bound if device.type == 'cuda' else ''}", facts)
 
 
-def _check_graphs(config: RunConfig, support: Support, device: torch.device) -> None:
+def _check_graphs(
+    config: RunConfig, support: Support, device: torch.device, no_kernels: str
+) -> None:
     """Choose both graph modes.
 
     Raises:
@@ -99,7 +102,7 @@ def _check_graphs(config: RunConfig, support: Support, device: torch.device) -> 
 
     decode, mixed = check_modes(config.graphs, support, device)
     _section("graph modes", [("decode", decode.name), ("mixed", mixed.name)])
-    _section("debug keys", debug_facts(config, decode, mixed))
+    _section("debug keys", debug_facts(config, decode, mixed, no_kernels))
 
 
 def _check_weights(spec: ModelSpec, device: torch.device) -> None:
@@ -136,22 +139,22 @@ def _model_facts(config: RunConfig, spec: ModelSpec) -> Iterable[tuple[str, str]
     yield "KV", f"{spec.kv_bytes_per_token:,} bytes per token"
 
 
-def _path_facts(spec: ModelSpec, device: torch.device) -> Iterable[tuple[str, str]]:
-    """Of the packed weights; none where torch multiplies."""
+def _no_kernels(spec: ModelSpec, device: torch.device) -> str:
     import torch
 
-    from runtime.models import matrix_shapes
-    from runtime.ops import kernel_problem, path_facts
+    from runtime.ops import kernel_problem
 
-    problem = kernel_problem(device, getattr(torch, spec.dtype))
+    return kernel_problem(device, getattr(torch, spec.dtype))
+
+
+def _path_facts(spec: ModelSpec, device: torch.device) -> Iterable[tuple[str, str]]:
+    from runtime.models import matrix_inputs
+    from runtime.ops import path_facts
+
+    problem = _no_kernels(spec, device)
     if problem:
         return [("torch", f"no native kernel: {problem}")]
-    inputs: dict[torch.dtype, list[int]] = {}
-    for name, shape in matrix_shapes(spec).items():
-        is_int8 = spec.quantization == "int8"
-        dtype = torch.uint8 if name in spec.q8_0 else torch.int8 if is_int8 else torch.bfloat16
-        inputs.setdefault(dtype, []).append(shape[1])
-    return path_facts(inputs, spec.linear_path)
+    return path_facts(matrix_inputs(spec), spec.linear_path)
 
 
 def _thread_facts(threads: StepThreads) -> Iterable[tuple[str, str]]:

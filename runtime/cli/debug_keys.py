@@ -12,18 +12,23 @@ if TYPE_CHECKING:
 
 
 def debug_facts(
-    config: RunConfig, decode: type[GraphMode], mixed: type[GraphMode]
+    config: RunConfig, decode: type[GraphMode], mixed: type[GraphMode], no_kernels: str
 ) -> Iterator[tuple[str, str]]:
-    """(key, what it does or would do, or why it has no effect)."""
+    """(key, what it does or would do, or why it has no effect).
+
+    Args:
+        no_kernels: why native kernels do not multiply here; empty where they do.
+    """
     modes = f"graphs.decode is {decode.name}, graphs.mixed is {mixed.name}"
     no_replay = "" if _replays(decode) or _replays(mixed) else f"no step is replayed ({modes})"
     no_padding = "" if _pads(config, decode, mixed) else f"no step is padded ({modes})"
-    engine, graphs = config.engine, config.graphs
+    engine, graphs, path = config.engine, config.graphs, config.model.linear_path
     for key, is_on, effect, reason in (
         ("engine.check_integrity", engine.check_integrity, "checks every step", ""),
         ("engine.padding_canary", engine.padding_canary, "checks every padded step", no_padding),
         ("graphs.check_addresses", graphs.check_addresses, "checks every replay", no_replay),
         ("graphs.compare_every", graphs.compare_every > 0, "runs replays eagerly too", no_replay),
+        ("model.linear_path", path != "auto", "takes another path than the fastest", no_kernels),
     ):
         state = "on" if is_on else "off"
         yield key, f"{state}; no effect here: {reason}" if reason else f"{state}; {effect}"

@@ -66,7 +66,7 @@ class ModelConfig(Section):
     linear_path: Literal["auto", "float", "dot", "tiles", "vnni"] = Field(
         "auto",
         description="debug: how native CPU kernels multiply; auto: the fastest as measured here; "
-        "another is taken for the weights that it serves, where the CPU has it",
+        "another is taken for the weights that it serves",
     )
     max_model_len: Annotated[int, Field(ge=2)] | Auto = Field(
         "auto",

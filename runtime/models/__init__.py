@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from runtime.models._spec import ModelSpec, smaller_weights
-from runtime.models._weight_map import matrix_shapes, weight_bytes
+from runtime.models._weight_map import weight_bytes
 
 if TYPE_CHECKING:
+    from runtime.models._linear_paths import check_linear_path, matrix_inputs
     from runtime.models._load import check_files, load_model, read_spec
     from runtime.models._loaded import LoadedModel, attention_shapes
 
@@ -16,8 +17,9 @@ __all__ = [
     "ModelSpec",
     "attention_shapes",
     "check_files",
+    "check_linear_path",
     "load_model",
-    "matrix_shapes",
+    "matrix_inputs",
     "read_spec",
     "smaller_weights",
     "weight_bytes",
@@ -27,7 +29,9 @@ _HOMES = {
     "LoadedModel": "_loaded",
     "attention_shapes": "_loaded",
     "check_files": "_load",
+    "check_linear_path": "_linear_paths",
     "load_model": "_load",
+    "matrix_inputs": "_linear_paths",
     "read_spec": "_load",
 }
 

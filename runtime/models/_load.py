@@ -69,11 +69,13 @@ def load_model(
         ModelError: missing, corrupt or unsupported.
         ConfigError: a key of the section `model` cannot be met.
     """
+    from runtime.models._linear_paths import check_linear_path
     from runtime.models._loaded import build
     from runtime.models._weights import fill_at_random, fill_from_checkpoint
 
     source = _locate(config)
     spec = _settled(spec or _spec_of(source, config), config, device)
+    check_linear_path(spec, device)
     if source.kind == "dummy":
         return build(spec, device, lambda model: fill_at_random(model, config.seed))
     folder = source.path

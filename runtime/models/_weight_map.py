@@ -87,11 +87,6 @@ def scales_of(weight: str) -> str:
     return f"{weight}_scales"
 
 
-def matrix_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """[out, in] of every matrix."""
-    return {name: shape for name, shape in parameter_shapes(spec).items() if is_matrix(name)}
-
-
 def is_matrix(parameter: str) -> bool:
     """Whether it is the weight of a projection or the embedding: no norm and no bias."""
     return parameter.endswith(".weight") and "norm" not in parameter

@@ -16,8 +16,8 @@ from runtime.ops.dispatch import (
     top_k,
     write_kv,
 )
-from runtime.ops.linear import Embedding, GatedLinear, Linear, kernel_problem, pack
-from runtime.ops.linear_paths import path_facts
+from runtime.ops.linear import Embedding, GatedLinear, Linear, pack
+from runtime.ops.linear_paths import check_path, kernel_problem, path_facts
 from runtime.ops.norm import head_rms_norm
 from runtime.ops.rotary import Rotation
 from runtime.ops.weights import Q8Weight
@@ -30,6 +30,7 @@ __all__ = [
     "Rotation",
     "add_rms_norm",
     "argmax",
+    "check_path",
     "has_kernels",
     "head_rms_norm",
     "kernel_problem",

@@ -101,15 +101,6 @@ def pack(layers: Sequence[Linear], *, int8: bool, path: str = "auto") -> None:
             layer.form = Int8Weight(layer.form.plain())
 
 
-def kernel_problem(device: torch.device, dtype: torch.dtype) -> str:
-    """Why no native kernel multiplies packed weights here; empty where one does."""
-    if device.type != "cpu":
-        return f"they are for the CPU, the device is {device.type}"
-    if dtype is not torch.bfloat16:
-        return f"they are for bfloat16, the type is {str(dtype).removeprefix('torch.')}"
-    return "" if native_ops() else "they could not be built"
-
-
 def _packable(form: Weight) -> Tensor | Q8Weight | None:
     """What the kernels can be given of it."""
     if isinstance(form, Q8Weight):

@@ -6,10 +6,56 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from runtime.errors import ConfigError
 from runtime.ops.native import NativeOps, native_ops
 from runtime.ops.native.linear import KINDS
 from runtime.ops.native.paths import TILES, Paths, choose_paths
 from runtime.ops.native.rates import measure
+
+
+def kernel_problem(device: torch.device, dtype: torch.dtype) -> str:
+    """Why no native kernel multiplies packed weights here; empty where one does."""
+    if device.type != "cpu":
+        return f"they are for the CPU, the device is {device.type}"
+    if dtype is not torch.bfloat16:
+        return f"they are for bfloat16, the type is {str(dtype).removeprefix('torch.')}"
+    return "" if native_ops() else "they could not be built"
+
+
+def check_path(
+    device: torch.device,
+    dtype: torch.dtype,
+    inputs: Mapping[torch.dtype, Sequence[int]],
+    wanted: str,
+) -> None:
+    """See that what `model.linear_path` names would multiply by some of the weights.
+
+    Args:
+        dtype: of the model.
+        inputs: of the layers of each type of packed values.
+
+    Raises:
+        ConfigError: it would not.
+    """
+    if wanted == "auto":
+        return
+    problem = kernel_problem(device, dtype)
+    kernels = None if problem else native_ops()
+    if kernels is None:
+        raise ConfigError(
+            f"model.linear_path: {wanted} is a native kernel, and torch multiplies here: {problem}"
+        )
+    paths = dict.fromkeys(
+        path
+        for kind, widths in inputs.items()
+        for path in measure(kernels.library, KINDS[kind], widths)
+    )
+    if wanted not in paths:
+        kinds = " and ".join(KINDS[kind] for kind in inputs)
+        raise ConfigError(
+            f"model.linear_path: {wanted} does not multiply by this model's weights ({kinds}) on "
+            f"this CPU; allowed here: {', '.join(['auto', *paths])}"
+        )
 
 
 def paths_of(

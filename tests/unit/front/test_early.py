@@ -69,9 +69,9 @@ CPU = torch.device("cpu")
 ABLE = Support(True, graph=max(GraphSupport))
 
 
-def facts(decode, mixed, **sections):
+def facts(decode, mixed, no_kernels="", **sections):
     modes = load_mode(decode), load_mode(mixed)
-    return dict(debug_facts(config(**sections), *modes))
+    return dict(debug_facts(config(**sections), *modes, no_kernels))
 
 
 def test_each_debug_key_says_whether_it_has_an_effect():
@@ -85,6 +85,9 @@ def test_each_debug_key_says_whether_it_has_an_effect():
     found = facts("recorded", "eager", graphs={"sizes": [4]}, engine={"padding_canary": True})
     assert found["engine.padding_canary"] == "on; checks every padded step"
     assert "no effect" not in " ".join(facts("emulated", "emulated").values())
+    assert (
+        "no effect here: no compiler" in facts("eager", "eager", "no compiler")["model.linear_path"]
+    )
     found = facts("padded_eager", "padded_eager")
     assert "no effect" not in found["engine.padding_canary"]
     assert "no step is replayed" in found["graphs.check_addresses"]

@@ -125,7 +125,8 @@ def test_auto_keeps_only_where_kernels_read_it(
 def test_without_a_compiler_auto_widens_once_and_q8_0_at_each_call(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("runtime.ops.linear.native_ops", lambda: None)
+    for module in ("linear", "linear_paths"):
+        monkeypatch.setattr(f"runtime.ops.{module}.native_ops", lambda: None)
     with caplog.at_level(logging.INFO):
         assert set(forms_of(load(tiny)).values()) == {PlainWeight}
     assert "they could not be built" in caplog.text

@@ -11,6 +11,8 @@ import torch
 from attention_backends import best_isa, load_library
 from attention_backends._native import build as building
 from attention_backends._native.build import CACHE_DIR_VARIABLE, NativeSource
+from runtime.errors import ConfigError
+from runtime.ops import check_path
 from runtime.ops.native import ops_source, rates
 from runtime.ops.native.paths import Paths, choose_paths
 from runtime.ops.native.rates import PathRates, able_paths, measure, measured_widths
@@ -117,3 +119,22 @@ def test_dot_products_of_every_number_of_rows() -> None:
     check_near(alone, exact(x, weight, None).bfloat16())
     for rows in range(1, 301):
         assert torch.equal(ops_of(DOT).linear(x[:rows], panels, None), alone[:rows]), rows
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("dtype", "inputs", "wanted", "words"),
+    [
+        (torch.bfloat16, {torch.bfloat16: [64]}, "vnni", r"\(bfloat16\).*here: auto, float"),
+        (torch.bfloat16, {torch.uint8: [64]}, "dot", r"\(q8_0\).*here: auto, float"),
+        (torch.float32, {torch.bfloat16: [64]}, "float", "torch multiplies here.*float32"),
+    ],
+)
+def test_a_path_that_serves_no_weight_is_refused(
+    dtype: torch.dtype, inputs: dict[torch.dtype, list[int]], wanted: str, words: str
+) -> None:
+    cpu = torch.device("cpu")
+    check_path(cpu, dtype, inputs, "auto")
+    check_path(cpu, torch.bfloat16, {**inputs, torch.bfloat16: [64]}, "float")
+    with pytest.raises(ConfigError, match=f"model.linear_path: {wanted} .*{words}"):
+        check_path(cpu, dtype, inputs, wanted)
