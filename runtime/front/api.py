@@ -20,7 +20,7 @@ from runtime.engine import Engine
 from runtime.errors import EngineError, RequestError
 from runtime.front.build import Parts, build_engine
 from runtime.front.delta_stream import DeltaStream
-from runtime.front.input_processor import InputProcessor, ParamsLike
+from runtime.front.input_processor import InputProcessor, ParamsLike, Prepared
 from runtime.front.live_request import LiveRequest
 from runtime.front.output_processor import OutputProcessor
 from runtime.models import ModelSpec
@@ -60,7 +60,8 @@ class Runtime:
         self._sampling = dict(of_run if sampling is None else sampling)
         SamplingParams.from_dict(self._sampling)
         self._parts: Parts | None = build_engine(config, observer)
-        self._inputs = InputProcessor(self._parts, self._sampling)
+        self.inputs = InputProcessor(self._parts, self._sampling)
+        """Encodes and checks, on any thread, what `submit` queues."""
         self._outputs = OutputProcessor(self._parts.engine)
         self._numbers = itertools.count()
         self._prompt_tokens = 0
@@ -179,15 +180,35 @@ class Runtime:
         Raises:
             RequestError: naming the field; the engine and every other request are unharmed.
         """
+        self.parts  # noqa: B018  # of a closed runtime: an error
+        text, ids = self.inputs.encode(prompt, chat, token_ids, tools)
+        prepared = Prepared(text, ids, self.inputs.settle_params(params))
+        return self.submit(
+            prepared,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            arrival_s=arrival_s,
+        )
+
+    def submit(
+        self,
+        prepared: Prepared,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        arrival_s: float | None = None,
+    ) -> str:
+        """Queue what `inputs` has encoded and checked; the rest is as for `add_request`."""
         parts = self.parts
         check_fields(request_id, priority, cache_salt)
-        text, ids = self._inputs.encode(prompt, chat, token_ids, tools)
-        settled = self._inputs.settle_params(params)
+        ids, settled = prepared.token_ids, prepared.params
         request_id = self._free_id() if request_id is None else request_id
         if request_id in self._outputs.live:
             raise RequestError("request_id", f"{request_id!r} is already in use")
         group = f"{request_id}/{next(self._numbers)}" if settled.n > 1 else None
-        samples = self._inputs.samples(
+        samples = self.inputs.samples(
             request_id,
             group,
             ids,
@@ -196,7 +217,7 @@ class Runtime:
             cache_salt=cache_salt,
             arrival_s=arrival_s,
         )
-        self._outputs.add(LiveRequest(request_id, text, ids, settled, samples))
+        self._outputs.add(LiveRequest(request_id, prepared.text, ids, settled, samples))
         for sample in samples:
             parts.engine.add(sample.request)
         self._prompt_tokens += len(ids)
@@ -232,7 +253,7 @@ class Runtime:
             RequestError: a field out of its range, for this model's vocabulary too.
         """
         self.parts  # noqa: B018  # of a closed runtime: an error
-        return self._inputs.settle_params(params)
+        return self.inputs.settle_params(params)
 
     def stats(self) -> RuntimeStats:
         """Counters since the runtime was made."""

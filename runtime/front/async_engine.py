@@ -21,7 +21,7 @@ from runtime.data.prompts import Prompt
 from runtime.data.results import Delta, Result
 from runtime.front.api import Runtime
 from runtime.front.engine_thread import EngineThread, Mailbox
-from runtime.front.input_processor import ParamsLike
+from runtime.front.input_processor import InputProcessor, ParamsLike, Prepared
 from runtime.observe.stats import RuntimeStats
 
 T = TypeVar("T")
@@ -107,8 +107,28 @@ class AsyncRuntime:
             RequestError: a prompt or field that cannot be served.
             EngineError: the engine has stopped.
         """
-        box = Mailbox(asyncio.get_running_loop(), request.get("request_id"))
-        enter = partial(_enter, prompt, {"params": params, **request}, time.perf_counter())
+        request = {"params": params, "arrival_s": time.perf_counter(), **request}
+        enter = partial(_add_request, prompt, request)
+        async with aclosing(self._stream(enter, request.get("request_id"))) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def submit(self, prepared: Prepared, **request: Any) -> AsyncGenerator[Delta, None]:
+        """Run what `inputs` has prepared, so that the engine's thread need not; else as `stream`.
+
+        Args:
+            **request: as for Runtime.submit.
+        """
+        request = {"arrival_s": time.perf_counter(), **request}
+        enter = partial(_submit, prepared, request)
+        async with aclosing(self._stream(enter, request.get("request_id"))) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def _stream(
+        self, enter: Callable[[Runtime], str], request_id: str | None
+    ) -> AsyncGenerator[Delta, None]:
+        box = Mailbox(asyncio.get_running_loop(), request_id)
         self._engine.add(box, enter)
         try:
             while True:
@@ -141,6 +161,10 @@ class AsyncRuntime:
         """See Runtime.reset_prefix_cache."""
         return await self.call(lambda runtime: runtime.reset_prefix_cache())
 
+    async def inputs(self) -> InputProcessor:
+        """What encodes and checks requests; its methods may be called from any thread."""
+        return await self.call(lambda runtime: runtime.inputs)
+
     async def stats(self) -> RuntimeStats:
         """Counters since the runtime was made."""
         return await self.call(lambda runtime: runtime.stats())
@@ -150,10 +174,12 @@ class AsyncRuntime:
         return await asyncio.wrap_future(self._engine.call(function))
 
 
-def _enter(
-    prompt: Prompt | None, request: dict[str, Any], arrival_s: float, runtime: Runtime
-) -> str:
-    return runtime.add_request(prompt, arrival_s=arrival_s, **request)
+def _add_request(prompt: Prompt | None, request: dict[str, Any], runtime: Runtime) -> str:
+    return runtime.add_request(prompt, **request)
+
+
+def _submit(prepared: Prepared, request: dict[str, Any], runtime: Runtime) -> str:
+    return runtime.submit(prepared, **request)
 
 
 def merged(deltas: list[Delta]) -> list[Delta]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from runtime.data.params import SamplingParams
 from runtime.data.prompts import Chat, Prompt, as_token_ids, kind_of
 from runtime.data.request import Request
+from runtime.engine import check_prompt
 from runtime.errors import RequestError
 from runtime.front.build import Parts
 from runtime.front.live_request import LiveSample
@@ -18,8 +20,18 @@ ParamsLike = SamplingParams | Mapping[str, Any] | None
 """None: the model's defaults; a mapping: changes to them; SamplingParams: exactly these."""
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that was encoded and checked, and only has to be queued."""
+
+    text: str | None
+    """None for token ids."""
+    token_ids: list[int]
+    params: SamplingParams
+
+
 class InputProcessor:
-    """Checks and encodes; nothing here is queued.
+    """Checks and encodes; nothing here is queued, and any thread may call it.
 
     Args:
         sampling: fields that requests take where they give none.
@@ -50,8 +62,18 @@ class InputProcessor:
         chat: Chat | None,
         token_ids: Sequence[int] | None,
         tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        add_special_tokens: bool = True,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> tuple[str | None, list[int]]:
-        """The text of a prompt, None for token ids, and its ids."""
+        """The text of a prompt, None for token ids, and its ids.
+
+        Args:
+            add_special_tokens: of a text; a chat's template writes them itself.
+            add_generation_prompt: whether a chat's text opens the assistant's turn.
+            variables: what the chat template is given besides.
+        """
         given = [x for x in (prompt, chat, token_ids) if x is not None]
         if len(given) != 1:
             raise RequestError("prompt", "give exactly one of prompt, chat, token_ids")
@@ -63,12 +85,22 @@ class InputProcessor:
         if tokenizer is None:
             raise RequestError(kind, "this model has no tokenizer; give token_ids")
         if kind == "chat":
-            text = tokenizer.render_chat(given[0], tools=tools)
+            text = tokenizer.render_chat(
+                given[0], tools, add_generation_prompt, **(variables or {})
+            )
             ids = tokenizer.encode(text, add_special_tokens=False)
         else:
-            text, ids = given[0], tokenizer.encode(given[0])
+            text, ids = given[0], tokenizer.encode(given[0], add_special_tokens)
         _check_known(kind, text, ids, tokenizer, self._parts.spec.vocab_size)
         return text, ids
+
+    def check_ids(self, ids: list[int]) -> None:
+        """Refuse a prompt that is empty, too long, or holds ids outside the vocabulary.
+
+        Raises:
+            RequestError: with the numbers.
+        """
+        check_prompt(ids, self._parts.engine.vocab_size, self._parts.max_model_len)
 
     def samples(
         self,

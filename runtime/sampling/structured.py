@@ -49,6 +49,8 @@ class Grammars:
         self._vocabulary: Any = None
         self._kept: OrderedDict[str, Any] = OrderedDict()
         self._lock = threading.Lock()
+        self._compiling = threading.Lock()
+        """Another one: who finds a grammar does not wait for one that is being compiled."""
 
     def matcher(self, constraint: StructuredOutput) -> Any:
         """A fresh `llguidance.LLMatcher` at the start of the constraint.
@@ -58,17 +60,29 @@ class Grammars:
         """
         kind, text = _kind_and_text(constraint)
         key = f"{kind}:{text}"
-        with self._lock:
-            if key not in self._kept:
-                self._kept[key] = self._compile(kind, text)
-                if len(self._kept) > MAX_KEPT_GRAMMARS:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(key)
-            return self._kept[key].deep_copy()
+        found = self._find(key)
+        if found is None:
+            with self._compiling:
+                found = self._find(key) or self._keep(key, self._compile(kind, text))
+        return found
 
     def check(self, constraint: StructuredOutput) -> None:
         """Raise the RequestError that `matcher` would."""
         self.matcher(constraint)
+
+    def _find(self, key: str) -> Any:
+        with self._lock:
+            if key not in self._kept:
+                return None
+            self._kept.move_to_end(key)
+            return self._kept[key].deep_copy()
+
+    def _keep(self, key: str, matcher: Any) -> Any:
+        with self._lock:
+            self._kept[key] = matcher
+            if len(self._kept) > MAX_KEPT_GRAMMARS:
+                self._kept.popitem(last=False)
+            return matcher.deep_copy()
 
     def _compile(self, kind: str, text: str) -> Any:
         lib = _llguidance()

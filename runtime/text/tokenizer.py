@@ -14,6 +14,10 @@ from runtime.text.utf8 import ByteRuns, byte_of_fallback_piece, bytes_of_piece
 if TYPE_CHECKING:
     import tokenizers
 
+_LONG_TEXT = 2000
+"""Characters from which other threads must not wait: `encode` holds the interpreter all the while,
+`encode_batch` lets go of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSettings:
@@ -88,7 +92,9 @@ class Tokenizer:
             raise RequestError(
                 "prompt", f"holds a lone surrogate at character {error.start}; give valid Unicode"
             ) from None
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < _LONG_TEXT:
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids; ids without a piece give nothing."""

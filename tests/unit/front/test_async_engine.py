@@ -9,6 +9,7 @@ import pytest
 
 from runtime import AsyncRuntime, Runtime, RuntimeConfig
 from runtime.errors import EngineError, ModelError, RequestError
+from runtime.front.input_processor import InputProcessor, Prepared
 from tests.builders import write_config
 from tests.unit.text import vocabularies
 
@@ -519,3 +520,38 @@ def test_a_panic_answers_the_client_that_caused_it(config):
         await runtime.aclose()
 
     run(scenario())
+
+
+def test_what_another_thread_has_prepared_is_only_queued(config, expected, monkeypatch):
+    """The engine's thread neither encodes nor checks it again."""
+    encoded_on = []
+    encode = InputProcessor.encode
+
+    def noted(self, *args, **kwargs):
+        encoded_on.append(threading.current_thread())
+        return encode(self, *args, **kwargs)
+
+    monkeypatch.setattr(InputProcessor, "encode", noted)
+
+    async def main():
+        async with AsyncRuntime(config) as runtime:
+            inputs = await runtime.inputs()
+            text, ids = inputs.encode("hello", None, None, None)
+            inputs.check_ids(ids)
+            prepared = Prepared(text, ids, inputs.settle_params(GREEDY))
+            _, result = await read(runtime.submit(prepared, request_id="mine"))
+        assert (result.text, result.token_ids) == expected[0]
+        assert (result.request_id, result.prompt) == ("mine", "hello")
+        assert encoded_on == [threading.current_thread()]
+
+    run(main())
+
+
+def test_a_prompt_that_is_too_long_is_told_before_it_is_queued(config):
+    async def main():
+        async with AsyncRuntime(config) as runtime:
+            inputs = await runtime.inputs()
+            with pytest.raises(RequestError, match="has 300 tokens; at most 255 fit"):
+                inputs.check_ids([5] * 300)
+
+    run(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import re
+import threading
 
 import numpy as np
 import pytest
@@ -322,3 +323,28 @@ def test_masks_are_applied_low_bit_first(vocab_size, kind):
 )
 def test_whether_a_grammar_can_end(grammar, ends):
     assert can_end(grammar) is ends
+
+
+def test_who_has_a_compiled_grammar_does_not_wait_for_another_to_compile(tokenizer, monkeypatch):
+    grammars = Grammars(tokenizer, tokenizer.vocab_size, EOS)
+    known = StructuredOutput(choice=["a"])
+    grammars.check(known)
+    begun, go_on = threading.Event(), threading.Event()
+    compile_ = grammars._compile
+
+    def slow(kind, text):
+        begun.set()
+        assert go_on.wait(30)
+        return compile_(kind, text)
+
+    monkeypatch.setattr(grammars, "_compile", slow)
+    other = threading.Thread(target=grammars.check, args=(StructuredOutput(choice=["b"]),))
+    other.start()
+    assert begun.wait(30)
+    asked = threading.Thread(target=grammars.check, args=(known,))
+    asked.start()
+    asked.join(5)
+    is_waiting = asked.is_alive()
+    go_on.set()
+    other.join()
+    assert not is_waiting
