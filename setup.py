@@ -48,6 +48,7 @@ setup(
         "msgspec>=0.19",
     ],
     extras_require={
+        "charts": ["matplotlib>=3.8"],
         "flash-attention": ["flash-attn>=2.8"],
         "flash-attention-3": ["tokenspeed-fa3>=3.0.0.post20260810"],
         "flashinfer": ["flashinfer-python>=0.7.2"],
@@ -56,6 +57,7 @@ setup(
         "test": [
             "accelerate>=1",
             "llguidance>=1.9,<2",
+            "matplotlib>=3.8",
             "pytest>=8.3",
             "pytest-xdist>=3.6",
             'triton>=3.2; sys_platform == "linux"',

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.cli.input_lines import name_of_input, read_lines
 from runtime.config import RequestConfig, RunConfig
 from runtime.config.encodings import as_utf8
+from runtime.config.input_lines import name_of_input, read_lines
 from runtime.errors import ConfigError
 
 

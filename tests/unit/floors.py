@@ -30,6 +30,7 @@ FLOORS: dict[str, int] = {
     "runtime.front": 4,
     "runtime": 5,
     "runtime.cli": 5,
+    "runtime.workbench": 5,
     "runtime.__main__": 5,
 }
 NEIGHBOURS = {
@@ -45,6 +46,7 @@ KERNEL_LIBRARIES = {"flash_attn", "flashinfer", "triton"}
 LIBRARIES = KERNEL_LIBRARIES | {
     *("torch", "numpy", "transformers", "tokenizers", "safetensors", "gguf", "pydantic", "rich"),
     *("ruamel", "xxhash", "jinja2", "psutil", "filelock", "huggingface_hub", "xgrammar", "msgspec"),
+    "matplotlib",
 }
 
 

@@ -1,4 +1,4 @@
-"""The JSONL input: a request per line, or what is wrong with the line."""
+"""JSONL files of requests: a request per line, or what is wrong with the line."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from runtime.config import RequestConfig
 from runtime.config.encodings import other_encoding
 from runtime.config.problems import Problem, dotted, problems_of, unknown_name
+from runtime.config.schema import RequestConfig
 from runtime.data.params import SamplingParams
 from runtime.errors import ConfigError
 
@@ -39,11 +39,37 @@ def name_of_input(path: str) -> str:
     return "<stdin>" if path == "-" else path
 
 
-def read_lines(path: str) -> Iterator[InputLine]:
+def read_lines(path: str, flag: str = "--input") -> Iterator[InputLine]:
     """The requests of a file, or of standard input.
+
+    Args:
+        flag: that named the file, for messages.
 
     Raises:
         ConfigError: it cannot be read.
+    """
+    name = name_of_input(path)
+    for number, line in enumerate(read_utf8(path, flag).splitlines(), start=1):
+        if line.strip():
+            values: dict[str, Any] = {}
+            try:
+                values = parse_object(line, "a JSON object with prompt, chat or token_ids")
+                request = _request_of(values)
+                yield InputLine(number, request, request.id)
+            except (ConfigError, ValueError, RecursionError) as error:
+                its_id = values.get("id")
+                its_id = its_id if type(its_id) in (str, int) else None
+                yield InputLine(number, None, its_id, f"{name}:{number}: {error}")
+
+
+def read_utf8(path: str, flag: str) -> bytes:
+    """The whole of a file, or of standard input.
+
+    Args:
+        flag: that named the file, for messages.
+
+    Raises:
+        ConfigError: it cannot be read, or is in UTF-16 or UTF-32.
     """
     name = name_of_input(path)
     try:
@@ -53,33 +79,31 @@ def read_lines(path: str) -> Iterator[InputLine]:
             with open(path, "rb") as file:
                 whole = file.read()
     except OSError as error:
-        raise ConfigError(f"--input {name}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{flag} {name}: cannot be read: {error.strerror}") from None
     encoding = other_encoding(whole)
     if encoding:
         raise ConfigError(
-            f"--input {name}: is in {encoding} and must be in UTF-8; try: "
+            f"{flag} {name}: is in {encoding} and must be in UTF-8; try: "
             f"iconv -f {encoding} -t UTF-8"
         )
-    for number, line in enumerate(whole.splitlines(), start=1):
-        if line.strip():
-            values: dict[str, Any] = {}
-            try:
-                values = _parse(line)
-                request = _request_of(values)
-                yield InputLine(number, request, request.id)
-            except (ConfigError, ValueError, RecursionError) as error:
-                its_id = values.get("id")
-                its_id = its_id if type(its_id) in (str, int) else None
-                yield InputLine(number, None, its_id, f"{name}:{number}: {error}")
+    return whole
 
 
-def _parse(line: bytes) -> dict[str, Any]:
+def parse_object(line: bytes, what: str) -> dict[str, Any]:
+    """One line of JSONL.
+
+    Args:
+        what: it must be, for the message.
+
+    Raises:
+        ConfigError: it is no JSON object.
+    """
     try:
         values = json.loads(line)
     except json.JSONDecodeError as error:
         raise ConfigError(f"no valid JSON: {error.msg} (column {error.colno})") from None
     if not isinstance(values, dict):
-        raise ConfigError("must be a JSON object with prompt, chat or token_ids")
+        raise ConfigError(f"must be {what}")
     return values
 
 

@@ -1,0 +1,2 @@
+"""What `stepgraph bench` and the scripts of tools/ share: datasets, arrivals, a client in this
+process, metrics, charts."""
