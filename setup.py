@@ -9,6 +9,7 @@ HERE = Path(__file__).parent
 VERSION = re.search(
     r'^__version__ = "(.+)"$', (HERE / "runtime" / "__init__.py").read_text("utf-8"), re.MULTILINE
 )[1]
+SERVER = ["starlette>=0.46", "uvicorn>=0.34", "prometheus_client>=0.21"]
 
 setup(
     name="stepgraph",
@@ -53,11 +54,14 @@ setup(
         "flash-attention-3": ["tokenspeed-fa3>=3.0.0.post20260810"],
         "flashinfer": ["flashinfer-python>=0.7.2"],
         "structured": ["llguidance>=1.9,<2"],
+        "server": SERVER,
         "triton": ["triton>=3.2"],
         "test": [
+            *SERVER,
             "accelerate>=1",
             "llguidance>=1.9,<2",
             "matplotlib>=3.8",
+            "openai>=2",
             "pytest>=8.3",
             "pytest-xdist>=3.6",
             'triton>=3.2; sys_platform == "linux"',

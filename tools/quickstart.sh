@@ -5,5 +5,5 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . tools/_venv.sh
 
-prepare_venv structured
+prepare_venv structured,server
 exec "$VENV/bin/stepgraph" generate --config configs/quickstart.yaml "$@"

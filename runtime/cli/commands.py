@@ -12,14 +12,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from runtime import __version__
-from runtime.cli import bench, check, generate, show_config
+from runtime.cli import bench, check, generate, serve, show_config
 from runtime.cli.exit_codes import BAD_USAGE, BROKEN, HELP, exit_code_of
 from runtime.errors import StepgraphError
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
-COMMANDS = {"generate": generate, "check": check, "show-config": show_config, "bench": bench}
+COMMANDS = {
+    "generate": generate,
+    "serve": serve,
+    "check": check,
+    "show-config": show_config,
+    "bench": bench,
+}
 _SIGPIPE = 141
 _NO_THREAD = "can't start new thread"
 """What Python says; it has no class of its own."""

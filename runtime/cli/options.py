@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from runtime.cli.interrupts import held
 
@@ -31,8 +32,14 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model", metavar="PATH", help="the same as --set model.path=PATH")
 
 
-def load_config(args: argparse.Namespace) -> tuple[RunConfig, Provenance]:
+def load_config(
+    args: argparse.Namespace, more: Mapping[str, Any] | None = None
+) -> tuple[RunConfig, Provenance]:
     """The settled run of the shared flags.
+
+    Args:
+        more: dotted keys that flags of this command give; the last part of a key is the flag's
+            name, and None says nothing.
 
     Raises:
         ConfigError: with every problem found.
@@ -40,10 +47,10 @@ def load_config(args: argparse.Namespace) -> tuple[RunConfig, Provenance]:
     with held():
         from runtime.config import load_run_config
 
-    overrides = {} if args.model is None else {"model.path": args.model}
-    return load_run_config(
-        args.config, args.sets, overrides=overrides, flags={"model.path": "--model"}
-    )
+    flags = {"model.path": "--model", **{key: f"--{key.rpartition('.')[2]}" for key in more or {}}}
+    given = {"model.path": args.model, **(more or {})}
+    overrides = {key: value for key, value in given.items() if value is not None}
+    return load_run_config(args.config, args.sets, overrides=overrides, flags=flags)
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:

@@ -15,6 +15,7 @@ from runtime.config.sections import (
     ModelConfig,
     SchedulerConfig,
 )
+from runtime.config.server import ServerConfig
 from runtime.config.units import format_cores, format_memory, parse_cores, parse_memory
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "RuntimeConfig",
     "SchedulerConfig",
     "Section",
+    "ServerConfig",
     "blocks_for",
     "check_limits",
     "environment_name",

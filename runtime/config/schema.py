@@ -21,6 +21,7 @@ from runtime.config.sections import (
     ModelConfig,
     SchedulerConfig,
 )
+from runtime.config.server import ServerConfig
 from runtime.data.params import SamplingParams
 from runtime.errors import RequestError
 
@@ -101,6 +102,7 @@ class RunConfig(RuntimeConfig):
 
     sampling: Sampling = Field(default_factory=dict, description="SamplingParams of every request")
     requests: list[RequestConfig] = Field(default_factory=list)
+    server: ServerConfig = Field(default_factory=ServerConfig)
 
     @model_validator(mode="after")
     def _changes_valid(self) -> RunConfig:

@@ -20,6 +20,9 @@ ParamsLike = SamplingParams | Mapping[str, Any] | None
 """None: the model's defaults; a mapping: changes to them; SamplingParams: exactly these."""
 
 
+_NOT_VARIABLES = frozenset(("self", "messages", "tools", "add_generation_prompt"))
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A request that was encoded and checked, and only has to be queued."""
@@ -40,6 +43,15 @@ class InputProcessor:
     def __init__(self, parts: Parts, sampling: Mapping[str, Any]) -> None:
         self._parts = parts
         self._sampling = dict(sampling)
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self._parts.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request, prompt and output."""
+        return self._parts.max_model_len
 
     def settle_params(self, params: ParamsLike) -> SamplingParams:
         """The params of a request; see `Runtime.settle_params`."""
@@ -65,14 +77,14 @@ class InputProcessor:
         *,
         add_special_tokens: bool = True,
         add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[str | None, list[int]]:
         """The text of a prompt, None for token ids, and its ids.
 
         Args:
             add_special_tokens: of a text; a chat's template writes them itself.
             add_generation_prompt: whether a chat's text opens the assistant's turn.
-            variables: what the chat template is given besides.
+            chat_template_kwargs: what the chat template is given besides.
         """
         given = [x for x in (prompt, chat, token_ids) if x is not None]
         if len(given) != 1:
@@ -85,9 +97,10 @@ class InputProcessor:
         if tokenizer is None:
             raise RequestError(kind, "this model has no tokenizer; give token_ids")
         if kind == "chat":
-            text = tokenizer.render_chat(
-                given[0], tools, add_generation_prompt, **(variables or {})
-            )
+            variables = chat_template_kwargs or {}
+            for name in _NOT_VARIABLES.intersection(variables):
+                raise RequestError("chat_template_kwargs", f"{name} is given otherwise")
+            text = tokenizer.render_chat(given[0], tools, add_generation_prompt, **variables)
             ids = tokenizer.encode(text, add_special_tokens=False)
         else:
             text, ids = given[0], tokenizer.encode(given[0], add_special_tokens)

@@ -31,6 +31,7 @@ FLOORS: dict[str, int] = {
     "runtime": 5,
     "runtime.cli": 5,
     "runtime.workbench": 5,
+    "runtime.server": 5,
     "runtime.__main__": 5,
 }
 NEIGHBOURS = {
@@ -47,6 +48,7 @@ LIBRARIES = KERNEL_LIBRARIES | {
     *("torch", "numpy", "transformers", "tokenizers", "safetensors", "gguf", "pydantic", "rich"),
     *("ruamel", "xxhash", "jinja2", "psutil", "filelock", "huggingface_hub", "xgrammar", "msgspec"),
     "matplotlib",
+    *("starlette", "uvicorn", "prometheus_client"),
 }
 
 
@@ -145,6 +147,8 @@ def _of_ours(room: str, target: str, module: str) -> Iterator[str]:
         yield f"imports the runtime: {room} -> {target}"
     elif target == "runtime" and FLOORS[room] < FLOORS[target]:
         yield "imports the public front of the runtime from inside"
+    elif (room, target) == ("runtime.server", "runtime.cli"):
+        yield "imports the command line from the server"
     elif there > here:
         yield f"imports up: {room} (floor {here}) -> {target} (floor {there})"
     elif there == here and not (one_house and here in (0, 5)) and (room, target) not in NEIGHBOURS:

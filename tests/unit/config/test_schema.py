@@ -261,6 +261,13 @@ def test_the_readme_names_every_key():
     assert sorted(key for key in keys if f"`{key}`" not in readme) == []
 
 
+def test_the_page_on_serving_names_every_key_of_the_server():
+    page = (Path(__file__).parents[3] / "docs/serving.md").read_text(encoding="utf-8")
+    keys = {".".join(key) for key in leaf_keys(RunConfig) if key[0] == "server"}
+    assert len(keys) == 7
+    assert sorted(key for key in keys if f"`{key}`" not in page) == []
+
+
 class TestWork:
     def test_sampling_fields_are_checked(self):
         with pytest.raises(ConfigError) as caught:
