@@ -27,7 +27,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--burstiness",
         metavar="B",
-        type=_above_zero,
+        type=above_zero,
         help="shape of the gamma distribution of gaps: 1 is Poisson, less is burstier",
     )
     group.add_argument(
@@ -41,12 +41,12 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         help='the times of --arrivals trace: "timestamp" in ms on each line',
     )
     group.add_argument(
-        "--time-scale", metavar="X", type=_above_zero, help="stretch the times of a trace (1)"
+        "--time-scale", metavar="X", type=above_zero, help="stretch the times of a trace (1)"
     )
     group.add_argument(
         "--max-concurrency",
         metavar="N",
-        type=_count,
+        type=count,
         help="requests in the engine at once; the others wait in the client, which is told apart",
     )
     group.add_argument(
@@ -70,12 +70,12 @@ def add_throughput(parser: argparse.ArgumentParser) -> None:
 def add_latency(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     group = parser.add_argument_group("batches")
-    group.add_argument("--batch-size", metavar="N", type=_count, default=8, help="requests (8)")
-    group.add_argument("--input-len", metavar="N", type=_count, default=32, help="tokens (32)")
-    group.add_argument("--output-len", metavar="N", type=_count, default=128, help="tokens (128)")
-    group.add_argument("--num-iters", metavar="N", type=_count, default=10, help="batches (10)")
+    group.add_argument("--batch-size", metavar="N", type=count, default=8, help="requests (8)")
+    group.add_argument("--input-len", metavar="N", type=count, default=32, help="tokens (32)")
+    group.add_argument("--output-len", metavar="N", type=count, default=128, help="tokens (128)")
+    group.add_argument("--num-iters", metavar="N", type=count, default=10, help="batches (10)")
     group.add_argument(
-        "--num-iters-warmup", metavar="N", type=_natural, default=2, help="before these (2)"
+        "--num-iters-warmup", metavar="N", type=natural, default=2, help="before these (2)"
     )
     _add_seed_and_percentiles(parser)
     _add_output(parser, has_details=False)
@@ -93,17 +93,17 @@ def _add_dataset(parser: argparse.ArgumentParser) -> None:
         "input_length, output_length and maybe hash_ids",
     )
     group.add_argument(
-        "--num-prompts", metavar="N", type=_count, help="requests (64; the whole of a file)"
+        "--num-prompts", metavar="N", type=count, help="requests (64; the whole of a file)"
     )
-    group.add_argument("--input-len", metavar="LEN", type=_length, help="of prompts (256)")
-    group.add_argument("--output-len", metavar="LEN", type=_length, help="of answers (64)")
+    group.add_argument("--input-len", metavar="LEN", type=length, help="of prompts (256)")
+    group.add_argument("--output-len", metavar="LEN", type=length, help="of answers (64)")
     group.add_argument(
-        "--num-prefixes", metavar="N", type=_count, help="of shared-prefix: how many (8)"
+        "--num-prefixes", metavar="N", type=count, help="of shared-prefix: how many (8)"
     )
     group.add_argument(
         "--prefix-len",
         metavar="N",
-        type=_count,
+        type=count,
         help="of shared-prefix: tokens of each (256); --input-len follows them",
     )
     group.add_argument(
@@ -118,7 +118,7 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--num-warmups",
         metavar="N",
-        type=_natural,
+        type=natural,
         default=4,
         help="requests that run before and are not counted (4); the prefix cache is emptied then",
     )
@@ -129,7 +129,7 @@ def _add_seed_and_percentiles(
 ) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("measuring")
     group.add_argument(
-        "--seed", metavar="N", type=_natural, default=0, help="of prompts and arrivals (0)"
+        "--seed", metavar="N", type=natural, default=0, help="of prompts and arrivals (0)"
     )
     group.add_argument(
         "--metric-percentiles",
@@ -168,11 +168,13 @@ def _add_output(parser: argparse.ArgumentParser, has_details: bool = True) -> No
     group.add_argument("--no-progress", action="store_true", help="say nothing while it runs")
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """An integer of the command line, >= 1."""
     return _integer(text, 1)
 
 
-def _natural(text: str) -> int:
+def natural(text: str) -> int:
+    """An integer of the command line, >= 0."""
     return _integer(text, 0)
 
 
@@ -186,19 +188,21 @@ def _integer(text: str, least: int) -> int:
     return value
 
 
-def _length(text: str) -> Length:
+def length(text: str) -> Length:
+    """`N` or `LOW-HIGH` of the command line, tokens."""
     low, dash, high = text.partition("-")
-    length = Length(_count(low), _count(high if dash else low))
-    if length.low > length.high:
+    found = Length(count(low), count(high if dash else low))
+    if found.low > found.high:
         raise argparse.ArgumentTypeError(f"must be N or LOW-HIGH with LOW <= HIGH, got {text}")
-    return length
+    return found
 
 
 def _rate(text: str) -> float:
-    return math.inf if text == "inf" else _above_zero(text)
+    return math.inf if text == "inf" else above_zero(text)
 
 
-def _above_zero(text: str) -> float:
+def above_zero(text: str) -> float:
+    """A finite number of the command line, > 0."""
     value = _number(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number > 0, got {text}")

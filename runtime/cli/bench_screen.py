@@ -92,7 +92,10 @@ class LiveTable(Screen):
             redirect_stdout=False,
             redirect_stderr=False,
         )
+
+    def __enter__(self) -> LiveTable:
         self._live.start()
+        return self
 
     def show(self, progress: Progress) -> None:
         table = Table(show_header=False)
