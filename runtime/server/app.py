@@ -14,8 +14,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from runtime.server import completions, facts, tokens
+from runtime.server import facts, tokens
+from runtime.server.completions import Generation
 from runtime.server.errors import ApiError, api_error_of
+from runtime.server.generation import KINDS
 from runtime.server.http import answer, error_answer
 from runtime.server.keys import ApiKeys
 from runtime.server.service import Service
@@ -51,8 +53,7 @@ def make_app(service: Service, keys: ApiKeys) -> ASGIApp:
         return Route(path, route.endpoint, methods=["POST"])
 
     routes = [
-        Route("/v1/completions", completions.Completions(service), methods=["POST"]),
-        Route("/v1/chat/completions", completions.Chats(service), methods=["POST"]),
+        *(Route(path, Generation(service, kind), methods=["POST"]) for path, kind in KINDS.items()),
         get("/v1/models", facts.models),
         get("/v1/models/{name:path}", facts.model),
         post("/tokenize", tokens.tokenize),

@@ -37,8 +37,10 @@ class Asked:
         return len(self.prompts) * self.n
 
 
-def read_completion(body: CompletionBody, inputs: InputProcessor) -> Asked:
-    """Raises ApiError: naming the field."""
+def read_completion(
+    body: CompletionBody, inputs: InputProcessor, sampling: Mapping[str, Any]
+) -> Asked:
+    """Args and errors as those of `read_chat`."""
     if body.suffix:
         raise bad_request("suffix", "is not supported")
     if body.best_of is not None and body.best_of != (body.n or 1):
@@ -77,11 +79,11 @@ def read_completion(body: CompletionBody, inputs: InputProcessor) -> Asked:
     )
 
 
-def read_chat(body: ChatBody, inputs: InputProcessor, max_tokens_are_given: bool) -> Asked:
+def read_chat(body: ChatBody, inputs: InputProcessor, sampling: Mapping[str, Any]) -> Asked:
     """Of a chat; without max_tokens, an answer may fill what the model's length leaves.
 
     Args:
-        max_tokens_are_given: by the run's own sampling.
+        sampling: the run's own, which `inputs` applies.
 
     Raises:
         ApiError: naming the field.
@@ -109,7 +111,7 @@ def read_chat(body: ChatBody, inputs: InputProcessor, max_tokens_are_given: bool
         max_tokens = _max_tokens(body)
         if max_tokens is not None:
             fields["max_tokens"] = max_tokens
-        elif not max_tokens_are_given:
+        elif "max_tokens" not in sampling:
             fields["max_tokens"] = inputs.max_model_len - len(ids)
         prepared = Prepared(text, ids, inputs.settle_params(fields))
     except RequestError as error:

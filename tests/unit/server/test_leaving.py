@@ -7,6 +7,8 @@ import time
 import httpx
 import pytest
 
+from runtime.front.api import Runtime
+from runtime.front.input_processor import InputProcessor
 from tests.serving import live_server, run_config
 
 PATH = "/v1/completions"
@@ -126,3 +128,32 @@ def test_an_engine_that_stops_is_told_to_all(small):
         told = small.post(path, body) if body else small.http.get(path)
         assert told.status_code == 503
     stream.leave()
+
+
+def test_neither_loop_nor_engine_encodes(live, monkeypatch):
+    threads = []
+    for name in ("encode", "settle_params"):
+        done = getattr(InputProcessor, name)
+
+        def noted(self, *args, _done=done, **kwargs):
+            threads.append(threading.current_thread().name)
+            return _done(self, *args, **kwargs)
+
+        monkeypatch.setattr(InputProcessor, name, noted)
+    assert live.post(PATH, {"prompt": "x", "max_tokens": 1}).status_code == 200
+    assert len(threads) == 2
+    assert all(name.startswith("stepgraph-text") for name in threads)
+
+
+def test_priority_and_salt_reach_the_engine(live, monkeypatch):
+    asked = []
+    submit = Runtime.submit
+
+    def noted(self, prepared, **request):
+        asked.append(request)
+        return submit(self, prepared, **request)
+
+    monkeypatch.setattr(Runtime, "submit", noted)
+    body = {"prompt": ["x", "y"], "max_tokens": 1, "priority": -3, "cache_salt": "mine"}
+    assert live.post(PATH, body).status_code == 200
+    assert [(r["priority"], r["cache_salt"]) for r in asked] == [(-3, "mine")] * 2
