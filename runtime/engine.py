@@ -72,7 +72,7 @@ class Engine:
         self.counters = StepCounters()
         self._check_integrity = check_integrity
         self._threads = threads
-        self._observer = observer
+        self.observer = observer
         self._unfinished: set[str] = set()
         self._flights: deque[_Flight] = deque()
         """Launched and not collected yet, oldest first."""
@@ -135,7 +135,7 @@ class Engine:
         if not so.num_reqs:
             return False
         flight = _Flight(so)
-        if self._observer is not None:
+        if self.observer is not None:
             flight.watch = StepWatch(self.scheduler, so, started_s)
         try:
             flight.launched = self.runner.launch(so)
@@ -171,9 +171,9 @@ class Engine:
             outputs = self.scheduler.update_from_output(flight.so, ro)
             self._outputs += outputs
             self.counters.count(ro.shape)
-            if self._observer is not None and flight.watch is not None:
+            if self.observer is not None and flight.watch is not None:
                 record = flight.watch.ended(ro, outputs, collecting_s, collected_s)
-                self._observer.on_step(record)
+                self.observer.on_step(record)
 
     def _fail(self, flights: list[_Flight], error: Exception) -> None:
         for flight in flights:
@@ -197,8 +197,8 @@ class Engine:
     def _end_unrun(self, flight: _Flight, why: str) -> None:
         outputs = self.scheduler.fail_step(flight.so, why)
         self._outputs += outputs
-        if self._observer is not None and flight.watch is not None:
-            self._observer.on_step(flight.watch.failed(why, outputs))
+        if self.observer is not None and flight.watch is not None:
+            self.observer.on_step(flight.watch.failed(why, outputs))
 
     def _noted(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
         self._unfinished.difference_update(

@@ -4,6 +4,7 @@ from runtime.config.environment import environment_name
 from runtime.config.limits import blocks_for, check_limits
 from runtime.config.load import load_run_config
 from runtime.config.model_path import resolve_model_path
+from runtime.config.observing import ObserveConfig
 from runtime.config.provenance import Origin, Provenance
 from runtime.config.schema import RequestConfig, RunConfig, RuntimeConfig
 from runtime.config.section import Section
@@ -24,6 +25,7 @@ __all__ = [
     "EngineConfig",
     "GraphsConfig",
     "ModelConfig",
+    "ObserveConfig",
     "Origin",
     "Provenance",
     "RequestConfig",

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from runtime.config.describe import as_yaml
 from runtime.config.limits import limit_problems
+from runtime.config.observing import ObserveConfig
 from runtime.config.problems import Problem, ProblemsError
 from runtime.config.section import Section
 from runtime.config.sections import (
@@ -56,6 +57,7 @@ class RuntimeConfig(Section):
     attention: AttentionConfig = AttentionConfig()
     graphs: GraphsConfig = GraphsConfig()
     engine: EngineConfig = EngineConfig()
+    observe: ObserveConfig = ObserveConfig()
 
     @model_validator(mode="after")
     def _within_limits(self) -> RuntimeConfig:

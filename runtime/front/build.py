@@ -16,6 +16,7 @@ from runtime.config import RuntimeConfig, check_limits
 from runtime.engine import Engine
 from runtime.front.early import check_early
 from runtime.front.eos import with_eos
+from runtime.front.tracing import trace_facts, with_trace
 from runtime.machine.threads import StepThreads
 from runtime.models import (
     LoadedModel,
@@ -106,6 +107,14 @@ def build_engine(config: RuntimeConfig, observer: StepObserver | None = None) ->
         hash_name=config.cache.hash,
         runs_ahead=resolve_overlap(config.engine.overlap, device),
     )
+    about = partial(
+        trace_facts,
+        *(config, spec, runner),
+        device=device,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+    )
     engine = Engine(
         scheduler,
         runner,
@@ -113,11 +122,11 @@ def build_engine(config: RuntimeConfig, observer: StepObserver | None = None) ->
         max_model_len=max_model_len,
         check_integrity=config.engine.check_integrity,
         threads=threads,
-        observer=observer,
+        observer=with_trace(config.observe, observer, about),
     )
     return Parts(
         engine=engine,
-        observer=observer,
+        observer=engine.observer,
         runner=runner,
         threads=threads,
         spec=spec,

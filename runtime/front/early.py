@@ -14,6 +14,7 @@ from runtime.config import RuntimeConfig
 from runtime.config.problems import error_of_lines
 from runtime.errors import ConfigError
 from runtime.machine.threads import StepThreads, threads_of
+from runtime.observe.trace import check_trace_path
 
 _T = TypeVar("_T")
 
@@ -22,11 +23,15 @@ def check_early(config: RuntimeConfig) -> tuple[torch.device, StepThreads]:
     """The device and the threads of a step.
 
     Raises:
-        ConfigError: everything that is wrong with names of plug-ins, the device, the threads.
+        ConfigError: everything that is wrong with names of plug-ins, the device, the threads, the
+        place of a trace.
     """
     wrong = list(_unknown_names(config))
     device = _noted(wrong, lambda: choose_device(config.engine.device))
     threads = _noted(wrong, lambda: threads_of(config.engine))
+    trace = config.observe.trace
+    if trace is not None:
+        _noted(wrong, lambda: check_trace_path(trace))
     if wrong or device is None or threads is None:
         raise error_of_lines(wrong)
     return device, threads
