@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from runtime import __version__
-from runtime.cli import bench, check, generate, run_batch, serve, show_config
+from runtime.cli import bench, chat, check, generate, run_batch, serve, show_config
 from runtime.cli.exit_codes import BAD_USAGE, BROKEN, HELP, exit_code_of
 from runtime.errors import StepgraphError
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "generate": generate,
+    "chat": chat,
     "serve": serve,
     "run-batch": run_batch,
     "check": check,

@@ -62,6 +62,18 @@ def never_swallowed() -> Iterator[None]:
 
 
 @contextmanager
+def interruptible() -> Iterator[None]:
+    """An interrupt breaks off the block with a KeyboardInterrupt that may be caught: it is not
+    raised again, as `never_swallowed` would."""
+
+    def break_off(_: int, __: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    with _on_interrupt(break_off):
+        yield
+
+
+@contextmanager
 def _on_interrupt(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Handle SIGINT so; where it is ignored, as by a shell's background jobs, it stays ignored."""
     before = signal.getsignal(signal.SIGINT)
