@@ -97,9 +97,13 @@ def test_a_token_that_differs_is_told_with_its_margin(trace, tmp_path, capsys) -
     (found,) = json.loads(out.read_text())["differences"]
     assert found["margin"] > 0, "greedy: its own token is the most likely one"
     assert found == {
-        "step": step["step"], "request_id": "req-0", "output_index": 23,
-        "traced": (token_id + 1) % 128, "replayed": token_id,
-        "margin": found["margin"], "kind": found["kind"],
+        "step": step["step"],
+        "request_id": "req-0",
+        "output_index": 23,
+        "traced": (token_id + 1) % 128,
+        "replayed": token_id,
+        "margin": found["margin"],
+        "kind": found["kind"],
     }
     shown = capsys.readouterr().out
     assert "1 differ" in shown
