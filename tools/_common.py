@@ -6,13 +6,16 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runtime.cli.exit_codes import exit_code_of
 from runtime.errors import ConfigError, StepgraphError
-from runtime.workbench.charts import check_charts, draw
+from runtime.workbench.charts import check_charts, draw, save
 from runtime.workbench.output_file import OutputFile, as_json
 from runtime.workbench.records import LoadRun
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +56,10 @@ class Outputs:
     def draw(self, name: str, runs: Mapping[str, LoadRun], title: str) -> None:
         if name in self._charts:
             draw(self._charts[name], runs, title)
+
+    def draw_figure(self, name: str, make: Callable[[], Figure]) -> None:
+        if name in self._charts:
+            save(self._charts[name], make(), name)
 
 
 def run_tool(name: str, work: Callable[[], int]) -> int:

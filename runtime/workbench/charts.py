@@ -48,10 +48,18 @@ def draw(file: OutputFile, runs: Mapping[str, LoadRun], title: str) -> None:
     Raises:
         OSError: the file cannot be written.
     """
+    save(file, figure_of(runs, title), title)
+
+
+def save(file: OutputFile, figure: Figure, title: str) -> None:
+    """Write a figure; equal figures of equal titles are equal files.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     from matplotlib import rc_context
 
-    figure = figure_of(runs, title)
-    with rc_context({"svg.hashsalt": title}):  # else ids are drawn: equal runs give equal files
+    with rc_context({"svg.hashsalt": title}):  # else ids are drawn
         file.write(lambda path: figure.savefig(path, metadata=_without_date(path)))
 
 

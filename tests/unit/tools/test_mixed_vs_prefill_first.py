@@ -11,7 +11,7 @@ from runtime.workbench.comparison import Measured
 from runtime.workbench.records import LoadRun
 from tests.builders import write_config
 from tools import mixed_vs_prefill_first as tool
-from tools._policy_report import shortfalls, table
+from tools._policy_report import curve, shortfalls, table
 
 SMALL = ("--input-len", "8-40", "--output-len", "2-6", "--num-prompts", "6", "--num-warmups", "0")
 
@@ -48,7 +48,9 @@ def test_both_policies_run_the_same_arrivals(model, tmp_path: Path, capsys) -> N
     ratio = found["prefill_first_over_mixed"]["rate"]["p99_itl_ms"]
     rate = found["rate"]
     assert ratio == pytest.approx(rate["prefill_first"]["p99_itl_ms"] / rate["mixed"]["p99_itl_ms"])
-    assert sorted(p.name for p in charts.iterdir()) == ["all_at_once.svg", "rate.svg"]
+    assert sorted(p.name for p in charts.iterdir()) == [
+        *("all_at_once.svg", "budgets.svg", "rate.svg")
+    ]
     shown = capsys.readouterr().out
     for text in ("mixed_72", "prefill_first", "ITL p99", "reference", "5.38", "all at once"):
         assert text in shown
@@ -89,6 +91,20 @@ def test_defaults_are_the_references_proportions() -> None:
 def measured(**figures: float) -> Measured:
     columns = dict.fromkeys(f"p{p}_{m}_ms" for m in ("ttft", "tpot", "itl") for p in (50, 99))
     return Measured({"output_throughput": 100.0, **columns, **figures}, LoadRun((), 1.0))
+
+
+def test_the_curve_has_a_point_for_each_budget_in_their_order() -> None:
+    configs = tool.configs_of(tool.parse_args(["--budgets", "512", "128", "256"]))
+    by_name = {
+        name: measured(**{f"p99_{m}_ms": float(i) for m in ("ttft", "tpot", "itl")})
+        for i, name in enumerate(configs, start=1)
+    }
+    figure = curve(configs, {"rate": by_name, "all_at_once": by_name})
+    assert [axes.get_title() for axes in figure.axes][-1] == "p99 itl ms"
+    points, dashed, *_ = figure.axes[-1].get_lines()
+    assert list(points.get_xdata()) == [128, 256, 512]
+    assert list(points.get_ydata()) == [2, 3, 1]
+    assert list(dashed.get_ydata()) == [4, 4]
 
 
 def test_what_falls_short_of_the_reference_is_told() -> None:
