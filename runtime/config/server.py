@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -28,6 +28,9 @@ class ServerConfig(Section):
         256, description="most samples that wait for one of scheduler.max_num_seqs; others get 429"
     )
     max_body: Bytes = Field(16 * 1024**2, description="bytes of a request: a number, or 16MiB")
+    tool_parser: Literal["auto", "hermes", "llama", "mistral"] = Field(
+        "auto", description="how the model writes calls of tools; auto: as its template shows"
+    )
     drain_s: Annotated[float, Field(ge=0)] = Field(
         30.0, description="seconds that SIGTERM leaves to running requests"
     )

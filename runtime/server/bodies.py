@@ -86,6 +86,27 @@ class CompletionBody(Sampling):
     add_special_tokens: bool | None = None
 
 
+class Function(Body):
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Body):
+    name: str
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: FunctionName
+
+
 class ChatBody(Sampling):
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
@@ -94,11 +115,11 @@ class ChatBody(Sampling):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     modalities: list[str] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
 
     # ignored
-    parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
 

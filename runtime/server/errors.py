@@ -21,7 +21,7 @@ _PARAMS = {
 _UNIONS = {
     "prompt": "must be text, a list of texts, token ids, or a list of lists of token ids",
     "stop": "must be text or a list of texts",
-    "tool_choice": "must be a word or an object",
+    "tool_choice": "must be none, auto, required, or an object that names a function",
 }
 """What a field of several types takes: pydantic speaks of the first alone."""
 
@@ -93,6 +93,8 @@ def of_validation(error: ValidationError) -> ApiError:
             None, f"the body is no JSON: {first['msg'].removeprefix('Invalid JSON: ')}"
         )
     param = _param(first["loc"]) or None
+    if first["loc"][:1] == ("tool_choice",):
+        param = "tool_choice"  # what is wrong inside depends on which of its types is meant
     if first["type"] == "extra_forbidden":
         return bad_request(param, "unknown field; docs/serving.md lists those that are taken")
     if first["type"] == "missing":

@@ -9,10 +9,12 @@ from typing import Any
 
 from runtime.server.answers import deltas_of, whole
 from runtime.server.bodies import ChatBody, CompletionBody, Sampling
+from runtime.server.chat_intake import read_chat
+from runtime.server.chat_writer import ChatWriter
 from runtime.server.errors import bad_request
-from runtime.server.intake import Asked, read_chat, read_completion
+from runtime.server.intake import Asked, read_completion
 from runtime.server.service import Service
-from runtime.server.writers import ChatWriter, CompletionWriter, Writer
+from runtime.server.writers import CompletionWriter, Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,9 @@ async def prepare(service: Service, kind: Kind, body: Sampling) -> Asked:
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options", "goes with stream: true only")
     sampling = service.config.sampling
-    return await service.on_text_thread(kind.read, body, service.inputs, sampling)
+    return await service.on_text_thread(
+        kind.read, body, service.inputs, sampling, service.tool_parser
+    )
 
 
 def writer_of(service: Service, kind: Kind, asked: Asked, name: str) -> Writer:

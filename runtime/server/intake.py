@@ -13,6 +13,7 @@ from runtime.errors import RequestError
 from runtime.front.input_processor import InputProcessor, Prepared
 from runtime.server.bodies import ChatBody, CompletionBody, Sampling
 from runtime.server.errors import api_error_of, bad_request
+from runtime.server.tools import ToolUse
 
 MAX_LOGPROBS = 20
 """The most likely tokens that may be asked for at each position."""
@@ -27,6 +28,7 @@ class Asked:
     num_logprobs: int | None = None
     """The most likely tokens that a position shows, beside its own; None shows no probabilities."""
     echo: bool = False
+    tool_use: ToolUse | None = None
     keeps_output: bool = True
     """False: only the prompt was asked for (max_tokens 0)."""
     priority: int = 0
@@ -38,14 +40,25 @@ class Asked:
 
 
 def read_completion(
-    body: CompletionBody, inputs: InputProcessor, sampling: Mapping[str, Any]
+    body: CompletionBody,
+    inputs: InputProcessor,
+    sampling: Mapping[str, Any],
+    tool_parser: str | None = None,
 ) -> Asked:
-    """Args and errors as those of `read_chat`."""
+    """The prompts of a completion.
+
+    Args:
+        sampling: the run's own, which `inputs` applies.
+        tool_parser: of no use here.
+
+    Raises:
+        ApiError: naming the field.
+    """
     if body.suffix:
         raise bad_request("suffix", "is not supported")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad_request("best_of", "is not supported where it differs from n")
-    _check_num_logprobs("logprobs", body.logprobs)
+    check_num_logprobs("logprobs", body.logprobs)
     fields = sampling_fields(body)
     keeps_output = body.max_tokens != 0
     if not keeps_output:
@@ -67,59 +80,13 @@ def read_completion(
     try:
         prepared = [_of_item(prepare, prompts, number) for number in range(len(prompts))]
     except RequestError as error:
-        raise api_error_of(error, _names(body)) from None
+        raise api_error_of(error, names_of(body)) from None
     return Asked(
         prepared,
         body.n or 1,
-        body.logprobs,
-        bool(body.echo),
-        keeps_output,
-        body.priority or 0,
-        body.cache_salt,
-    )
-
-
-def read_chat(body: ChatBody, inputs: InputProcessor, sampling: Mapping[str, Any]) -> Asked:
-    """Of a chat; without max_tokens, an answer may fill what the model's length leaves.
-
-    Args:
-        sampling: the run's own, which `inputs` applies.
-
-    Raises:
-        ApiError: naming the field.
-    """
-    if body.modalities not in (None, ["text"]):
-        raise bad_request("modalities", "only text is supported")
-    if body.tools and body.tool_choice != "none":
-        raise bad_request("tools", 'are not supported; tool_choice may be "none"')
-    if body.top_logprobs is not None and not body.logprobs:
-        raise bad_request("top_logprobs", "needs logprobs: true")
-    _check_num_logprobs("top_logprobs", body.top_logprobs)
-    num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    names = _names(body)
-    try:
-        text, ids = inputs.encode(
-            None,
-            body.messages,
-            None,
-            None,
-            add_generation_prompt=body.add_generation_prompt is not False,
-            chat_template_kwargs=body.chat_template_kwargs,
-        )
-        inputs.check_ids(ids)
-        fields = {**sampling_fields(body), "logprobs": num_logprobs}
-        max_tokens = _max_tokens(body)
-        if max_tokens is not None:
-            fields["max_tokens"] = max_tokens
-        elif "max_tokens" not in sampling:
-            fields["max_tokens"] = inputs.max_model_len - len(ids)
-        prepared = Prepared(text, ids, inputs.settle_params(fields))
-    except RequestError as error:
-        raise api_error_of(error, {**names, "prompt": "messages"}) from None
-    return Asked(
-        [prepared],
-        body.n or 1,
-        num_logprobs,
+        num_logprobs=body.logprobs,
+        echo=bool(body.echo),
+        keeps_output=keeps_output,
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
     )
@@ -148,19 +115,14 @@ def _constraint(body: Sampling) -> Mapping[str, Any] | None:
     return {"json": form.json_schema.schema_}
 
 
-def _max_tokens(body: ChatBody) -> int | None:
-    both = (body.max_tokens, body.max_completion_tokens)
-    if None not in both and both[0] != both[1]:
-        raise bad_request("max_completion_tokens", f"contradicts max_tokens {body.max_tokens}")
-    return both[0] if both[1] is None else both[1]
-
-
-def _names(body: Sampling) -> dict[str, str]:
+def names_of(body: Sampling) -> dict[str, str]:
     """Fields of the runtime -> those of this body."""
     names = {}
     if body.structured_outputs is not None:
         names["structured_output"] = "structured_outputs"
     if isinstance(body, ChatBody):
+        if body.tools:
+            names["structured_output"] = "tools"
         names["logprobs"] = "top_logprobs"
         if body.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
@@ -185,6 +147,6 @@ def _of_item(prepare: Any, prompts: list[Any], number: int) -> Prepared:
         raise error.of_item(number, len(prompts)) from None
 
 
-def _check_num_logprobs(name: str, number: int | None) -> None:
+def check_num_logprobs(name: str, number: int | None) -> None:
     if number is not None and not 0 <= number <= MAX_LOGPROBS:
         raise bad_request(name, f"must be an integer in [0, {MAX_LOGPROBS}], got {number}")

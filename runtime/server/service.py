@@ -16,6 +16,7 @@ from runtime.server.errors import ApiError
 from runtime.server.gate import Gate
 from runtime.server.logprobs import TokenTexts
 from runtime.server.metrics import Metrics
+from runtime.server.tool_parsers import parser_of_template
 
 T = TypeVar("T")
 TEXT_THREADS = 2
@@ -35,6 +36,7 @@ class Service:
     ) -> None:
         self.config, self.runtime, self.inputs = config, runtime, inputs
         self.model_name = model_name
+        self.tool_parser = _tool_parser(config, inputs)
         self.created = int(time.time())
         self.gate = gate_of(config)
         self.metrics = Metrics(model_name)
@@ -64,6 +66,14 @@ class Service:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _tool_parser(config: RunConfig, inputs: InputProcessor) -> str | None:
+    """How the model writes calls of tools, by the configuration or its chat template."""
+    if config.server.tool_parser != "auto":
+        return config.server.tool_parser
+    template = inputs.tokenizer.tool_template if inputs.tokenizer else None
+    return parser_of_template(template) if template else None
 
 
 def gate_of(config: RunConfig) -> Gate:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from runtime.data.results import Completion, Delta, Result
 from runtime.server.intake import Asked
-from runtime.server.logprobs import TokenTexts, chat_logprobs, completion_logprobs
+from runtime.server.logprobs import TokenTexts, completion_logprobs
 
 
 class Writer(Protocol):
@@ -31,7 +31,7 @@ class CompletionWriter:
     """Of /v1/completions."""
 
     def __init__(self, name: str, model: str, asked: Asked, texts: TokenTexts) -> None:
-        self._head = _head(f"cmpl-{name}", model)
+        self._head = head_of(f"cmpl-{name}", model)
         self._asked, self._texts = asked, texts
         self._offsets = [0] * asked.num_choices
 
@@ -86,47 +86,6 @@ class CompletionWriter:
         return self._texts.joined(prompt.token_ids)
 
 
-class ChatWriter:
-    """Of /v1/chat/completions."""
-
-    def __init__(self, name: str, model: str, asked: Asked, texts: TokenTexts) -> None:
-        self._head = _head(f"chatcmpl-{name}", model)
-        self._asked, self._texts = asked, texts
-
-    def head(self, *, is_chunk: bool) -> dict[str, Any]:
-        kind = "chat.completion.chunk" if is_chunk else "chat.completion"
-        return {**self._head, "object": kind}
-
-    def openings(self) -> Iterator[dict[str, Any]]:
-        for number in range(self._asked.num_choices):
-            said = {"role": "assistant", "content": ""}
-            yield {"index": number, "delta": said, "logprobs": None, "finish_reason": None}
-
-    def choice(self, number: int, result: Result, sample: Completion) -> dict[str, Any]:
-        return {
-            "index": number,
-            "message": {"role": "assistant", "content": sample.text, "refusal": None},
-            "logprobs": self._logprobs(sample.logprobs),
-            "finish_reason": sample.finish_reason,
-        }
-
-    def delta(self, number: int, delta: Delta) -> dict[str, Any] | None:
-        logprobs = self._logprobs(delta.logprobs) if delta.logprobs else None
-        if not delta.text and logprobs is None and delta.finish_reason is None:
-            return None
-        return {
-            "index": number,
-            "delta": {"content": delta.text} if delta.text else {},
-            "logprobs": logprobs,
-            "finish_reason": delta.finish_reason,
-        }
-
-    def _logprobs(self, positions: Any) -> dict[str, Any] | None:
-        if self._asked.num_logprobs is None:
-            return None
-        return chat_logprobs(positions or (), self._asked.num_logprobs, self._texts)
-
-
 def usage_of(results: list[Result], keeps_output: bool = True) -> dict[str, Any]:
     """OpenAI's `usage` over the prompts of a request; each prompt counts once, whatever its n."""
     num_prompt = sum(result.num_prompt_tokens for result in results)
@@ -140,5 +99,5 @@ def usage_of(results: list[Result], keeps_output: bool = True) -> dict[str, Any]
     }
 
 
-def _head(name: str, model: str) -> dict[str, Any]:
+def head_of(name: str, model: str) -> dict[str, Any]:
     return {"id": name, "created": int(time.time()), "model": model}

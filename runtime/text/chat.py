@@ -48,6 +48,13 @@ class ChatTemplate:
     def is_given(self) -> bool:
         return bool(self._source)
 
+    @property
+    def source_for_tools(self) -> str | None:
+        """The template that a chat with tools is given; None where there is none."""
+        if isinstance(self._source, Mapping):
+            return self._source.get("tool_use", self._source.get("default"))
+        return self._source or None
+
     def render(
         self,
         messages: Any,

@@ -78,6 +78,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._chat.is_given
 
+    @property
+    def tool_template(self) -> str | None:
+        """The source of the chat template that is given tools; None without one."""
+        return self._chat.source_for_tools
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; special tokens spelt out in it become their ids.
 

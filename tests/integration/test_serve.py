@@ -153,6 +153,20 @@ def test_parsed(client):
     assert answer.choices[0].message.parsed.on in (True, False)
 
 
+def test_tools(client):
+    pytest.importorskip("llguidance")
+    tool = openai.pydantic_function_tool(Switch, name="switch")
+    answer = client.chat.completions.parse(
+        messages=CHAT,
+        tools=[tool],
+        tool_choice={"type": "function", "function": {"name": "switch"}},
+        logit_bias={"32": -100, "10": -100, "9": -100, "13": -100},
+        **{**GREEDY, "max_tokens": 200},
+    )
+    [call] = answer.choices[0].message.tool_calls
+    assert call.function.parsed_arguments.on in (True, False)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "param"),
     [

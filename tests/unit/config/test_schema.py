@@ -264,7 +264,7 @@ def test_the_readme_names_every_key():
 def test_the_page_on_serving_names_every_key_of_the_server():
     page = (Path(__file__).parents[3] / "docs/serving.md").read_text(encoding="utf-8")
     keys = {".".join(key) for key in leaf_keys(RunConfig) if key[0] == "server"}
-    assert len(keys) == 7
+    assert len(keys) == 8
     assert sorted(key for key in keys if f"`{key}`" not in page) == []
 
 

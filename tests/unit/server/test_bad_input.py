@@ -73,7 +73,7 @@ def test_a_field_out_of_range_or_of_the_wrong_type(live, path, field, value):
         (CHATS, {"top_logprobs": 5}, "top_logprobs"),
         (CHATS, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         (CHATS, {"logprobs": 5}, "logprobs"),
-        (CHATS, {"tools": [{"type": "function"}]}, "tools"),
+        (CHATS, {"tools": [{"type": "function"}]}, "tools[0].function"),
         (CHATS, {"modalities": ["audio"]}, "modalities"),
         (CHATS, {"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
         (CHATS, {"max_completion_tokens": 0}, "max_completion_tokens"),
