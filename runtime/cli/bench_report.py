@@ -50,12 +50,20 @@ def tables(
     columns = ["mean", "median", "std", *(f"p{percent:g}" for percent in percentiles)]
     times = Table("ms")
     for column in columns:
-        times.add_column(column, justify="right")
+        times.add_column(column, justify="right", no_wrap=True)
     for name, words in _METRICS:
         if f"mean_{name}_ms" in figures:
             values = [figures[f"{column}_{name}_ms"] for column in columns]
-            times.add_row(words, *("-" if v is None else f"{v:,.2f}" for v in values))
+            times.add_row(words, *map(in_digits, values))
     return totals, times
+
+
+def in_digits(value: float | None) -> str:
+    """Three digits at least, in no more room than they need."""
+    if value is None:
+        return "-"
+    decimals = 0 if value >= 1000 else 1 if value >= 100 else 2
+    return f"{value:,.{decimals}f}"
 
 
 def heading(
