@@ -7,6 +7,7 @@ time, so that installing needs neither torch nor a compiler.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -98,6 +99,8 @@ def build(source: NativeSource, isa: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{target}.lock"):
             if not target.exists():
+                for stale in folder.glob(f".{target.name}.*"):  # of a process that was killed
+                    shutil.rmtree(stale, ignore_errors=True)
                 _compile_and_publish(source, isa, compiler, flags, target)
     except OSError as error:
         raise NativeBuildError(
@@ -122,7 +125,8 @@ def _runs(isa: str) -> bool:
     if status:
         log.warning("%s is passed over: the CPU lists it, but a trial ended with %d", isa, status)
         return False
-    ran.touch()
+    with contextlib.suppress(OSError):  # where nothing can be kept it is tried each time
+        ran.touch()
     return True
 
 
@@ -207,9 +211,10 @@ def _run(command: list[str], what: str) -> None:
             f"compiling {what} took more than {_COMPILE_TIMEOUT_S:.0f} s"
         ) from error
     if result.returncode:
-        raise NativeBuildError(
-            f"compiling {what} failed: {' '.join(command)}\n{result.stderr[:_LONGEST_MESSAGE]}"
-        )
+        log.info("%s\n%s", " ".join(command), result.stderr[:_LONGEST_MESSAGE])
+        lines = result.stderr.splitlines() or [f"status {result.returncode}"]
+        reason = next((line for line in lines if "error" in line.lower()), lines[0])
+        raise NativeBuildError(f"compiling {what} with {command[0]} failed: {reason.strip()}")
 
 
 def _sync(path: Path) -> None:

@@ -99,7 +99,11 @@ def parse_object(line: bytes, what: str) -> dict[str, Any]:
         ConfigError: it is no JSON object.
     """
     try:
-        values = json.loads(line)
+        values = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"no valid UTF-8: byte 0x{line[error.start]:02x} at position {error.start + 1}"
+        ) from None
     except json.JSONDecodeError as error:
         raise ConfigError(f"no valid JSON: {error.msg} (column {error.colno})") from None
     if not isinstance(values, dict):

@@ -324,7 +324,11 @@ class TestFailures:
             [
                 *("did you mean prompt?", "no valid JSON", "must be a JSON object"),
                 *("prompt: must be a string", "max_tokens: must be an integer >= 1"),
-                *("sampling: must be a mapping", "temperature: must be a finite number", "utf-8"),
+                *(
+                    "sampling: must be a mapping",
+                    "temperature: must be a finite number",
+                    "valid UTF-8",
+                ),
             ],
             errors[2:],
             strict=True,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtime.cli import generate
+from runtime.cli.input_lines import read_lines
 from runtime.cli.main import run
 from runtime.cli.work import collect_jobs
 from runtime.config import EngineConfig, load_run_config
@@ -87,6 +88,14 @@ def test_a_run_file_in_another_encoding_is_one_error(tmp_path, encoding):
 @pytest.mark.parametrize("text", ["", "{", '{"a": 1}', "\ufeff{}", "model: x", "é"])
 def test_utf_8_is_no_other_encoding(text):
     assert other_encoding(text.encode()) == ""
+
+
+def test_a_row_in_latin_1_names_byte_and_place(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'{"prompt": "a"}\n{"prompt": "Caf\xe9"}\n')
+    good, bad = read_lines(str(path))
+    assert good.error is None
+    assert bad.error == f"{path}:2: no valid UTF-8: byte 0xe9 at position 16"
 
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

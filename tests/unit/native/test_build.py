@@ -86,9 +86,20 @@ def test_two_processes_at_once_get_the_same_whole_library(source, tmp_path):
 @needs_compiler
 def test_a_failure_shows_the_compilers_words_and_leaves_nothing(source):
     source.files[0].write_text("this is not C++\n")
-    with pytest.raises(NativeBuildError, match=r"answer\.cpp failed(.|\n)*error:"):
+    with pytest.raises(NativeBuildError, match=r"answer\.cpp with .* failed: [^\n]*error:[^\n]*$"):
         build(source, "portable")
     assert not list(cache_folder().glob("*.so"))
+
+
+@needs_compiler
+def test_what_a_killed_process_left_is_removed(source):
+    name = build(source, "portable").name
+    (cache_folder() / name).unlink()
+    left = cache_folder() / f".{name}.abc"
+    left.mkdir()
+    (left / "answer.o").write_bytes(b"half")
+    build(source, "portable")
+    assert not left.exists()
 
 
 def test_without_a_compiler_the_reason_says_what_to_do(source, tmp_path, monkeypatch):
