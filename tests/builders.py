@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -146,6 +147,36 @@ class DenseAttend:
         return mixed.to(q.dtype).reshape(num_tokens, -1)
 
 
+SCALES_AT = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+}
+"""GGUF types -> where the float16 numbers of a unit are."""
+
+
+def stored_bytes(
+    kind: str, outputs: int, inputs: int, *, seed: int = 0, exponents: tuple[int, int] = (-13, -9)
+) -> np.ndarray:
+    """[outputs, bytes]: codes at random, under float16 scales that are powers of 2.
+
+    Args:
+        exponents: of the scales; the second is exclusive.
+    """
+    import gguf
+
+    generator = np.random.default_rng(seed)
+    unit, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    raw = generator.integers(0, 256, (outputs, inputs // unit, size), dtype=np.uint8)
+    for at in SCALES_AT[kind]:
+        drawn = generator.integers(*exponents, raw.shape[:2])
+        scales = np.exp2(drawn.astype(np.float32)).astype(np.float16)
+        raw[:, :, at : at + 2] = scales[:, :, None].view(np.uint8)
+    return raw.reshape(outputs, -1)
+
+
 def make_gguf(path: Path, hf_folder: Path, architecture: str, kind: str, **metadata: Any) -> Path:
     """The weights of a single-file folder as a GGUF, rows ordered as llama.cpp orders them.
 
@@ -153,7 +184,7 @@ def make_gguf(path: Path, hf_folder: Path, architecture: str, kind: str, **metad
         path: of the file.
         hf_folder: from `make_hf_folder`, not sharded.
         architecture: GGUF's name: llama, qwen2, qwen3.
-        kind: a quantisation type that the gguf library can write, such as Q8_0 or BF16.
+        kind: a type, such as Q8_0 or BF16; bytes at random where the library cannot write it.
         metadata: more keys, with `__` for a dot; those that begin with `_` lose the architecture
             as their prefix. The value `...` leaves a default out. `_tensor` adds tensors, `_kinds`
             gives matrices, by their names in the file, other types than `kind`.
@@ -183,7 +214,11 @@ def make_gguf(path: Path, hf_folder: Path, architecture: str, kind: str, **metad
             writer.add_tensor(renamed, values)
         else:
             type_id = gguf.GGMLQuantizationType[kinds.get(renamed, kind)]
-            writer.add_tensor(renamed, gguf.quantize(values, type_id), raw_dtype=type_id)
+            try:
+                stored = gguf.quantize(values, type_id)
+            except NotImplementedError:
+                stored = stored_bytes(type_id.name, *values.shape)
+            writer.add_tensor(renamed, stored, raw_dtype=type_id)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from runtime.models._decoder import Decoder
+from runtime.ops.linear_paths import rates_of
 from runtime.ops.native import native_ops
-from runtime.ops.native.linear import KINDS
 from runtime.ops.native.paths import TILES, Paths
-from runtime.ops.native.rates import measure
 from runtime.ops.weights import PackedWeight
 
 
@@ -30,8 +29,8 @@ def path_rates(models: dict[str, Decoder], rows: int, repeats: int) -> Iterator[
             for linear in layer.linears().values()
             if isinstance(linear.form, PackedWeight)
         ]
-        dtype = forms[0].panels.values.dtype
-        rates = measure(kernels.library, KINDS[dtype], [form.panels.shape[1] for form in forms])
+        kind = forms[0].panels.kind
+        rates = rates_of(kernels, kind, [form.panels.shape[1] for form in forms])
         taken = forms[0].paths.of(rows)
         xs = {n: torch.randn(rows, n).bfloat16() for n in {f.panels.shape[1] for f in forms}}
         times: dict[str, list[float]] = {path: [] for path in rates}
@@ -42,7 +41,7 @@ def path_rates(models: dict[str, Decoder], rows: int, repeats: int) -> Iterator[
         for path, found in times.items():
             rate, unit = work / statistics.median(found) * 1e3, rates[path].unit
             yield {
-                "kind": KINDS[dtype],
+                "kind": kind,
                 "path": path,
                 "ms": statistics.median(found),
                 "gflop_per_s": rate / 1e9,

@@ -19,6 +19,7 @@ from runtime.models._weight_map import (
     allocations,
     parameter_shapes,
     scales_of,
+    stored_parts,
     weight_map,
 )
 from runtime.ops import (
@@ -27,6 +28,9 @@ from runtime.ops import (
     Linear,
     Q8Weight,
     Rotation,
+    SplitWeight,
+    StoredWeight,
+    Weight,
     add_rms_norm,
     norm_and_rotary,
     pack,
@@ -40,10 +44,12 @@ class Layer:
 
     __slots__ = ("down", "gate_up", "head_norm", "input_norm", "mlp_norm", "output", "qkv")
 
-    def __init__(self, parameters: Mapping[str, Tensor], prefix: str, dtype: torch.dtype) -> None:
+    def __init__(
+        self, parameters: Mapping[str, Tensor], prefix: str, spec: ModelSpec, dtype: torch.dtype
+    ) -> None:
         def linear(name: str, kind: type[Linear] = Linear) -> Linear:
             bias = parameters.get(f"{prefix}{name}.bias")
-            return kind(_weight(parameters, f"{prefix}{name}.weight", dtype), bias)
+            return kind(_weight(parameters, f"{prefix}{name}.weight", spec, dtype), bias)
 
         self.input_norm = parameters[f"{prefix}input_norm.weight"]
         self.qkv = linear("qkv")
@@ -58,8 +64,16 @@ class Layer:
         return {name: getattr(self, name) for name in ("qkv", "output", "gate_up", "down")}
 
 
-def _weight(parameters: Mapping[str, Tensor], name: str, dtype: torch.dtype) -> Tensor | Q8Weight:
+def _weight(
+    parameters: Mapping[str, Tensor], name: str, spec: ModelSpec, dtype: torch.dtype
+) -> Tensor | Weight:
     """A matrix that is not packed yet."""
+    parts = [
+        StoredWeight(parameters[part], stored.kind, dtype)
+        for part, stored in stored_parts(spec, name).items()
+    ]
+    if parts:
+        return parts[0] if len(parts) == 1 else SplitWeight(parts)
     scales = parameters.get(scales_of(name))
     return parameters[name] if scales is None else Q8Weight(parameters[name], scales, dtype)
 
@@ -79,11 +93,15 @@ class Decoder:
             name: torch.empty(shape, dtype=getattr(torch, kind), device=device)
             for name, (shape, kind) in allocations(spec).items()
         }
-        self.layers = [Layer(self._loaded, f"layers.{i}.", dtype) for i in range(spec.num_layers)]
-        table = Linear(_weight(self._loaded, "embedding.weight", dtype))
+        self.layers = [
+            Layer(self._loaded, f"layers.{i}.", spec, dtype) for i in range(spec.num_layers)
+        ]
+        table = Linear(_weight(self._loaded, "embedding.weight", spec, dtype))
         self.embedding = Embedding(table)
         head = "embedding.weight" if spec.tie_embeddings else "head.weight"
-        self.head = table if spec.tie_embeddings else Linear(_weight(self._loaded, head, dtype))
+        self.head = table
+        if not spec.tie_embeddings:
+            self.head = Linear(_weight(self._loaded, head, spec, dtype))
         self.next_norms = [layer.input_norm for layer in self.layers[1:]]
         self.next_norms.append(self._loaded["norm.weight"])
         frequencies, self.rotation_scale = inverse_frequencies(spec.rope, spec.head_dim)
@@ -94,7 +112,7 @@ class Decoder:
             for i, layer in enumerate(self.layers)
             for name, linear in layer.linears().items()
         }
-        if "embedding.weight" in spec.q8_0:
+        if "embedding.weight" in spec.q8_0 or "embedding.weight" in spec.stored:
             self._linears["embedding.weight"] = table
         self._linears[head] = self.head
 
@@ -114,8 +132,8 @@ class Decoder:
     def pack(self) -> None:
         """Bring the filled weights into the form that they are computed with; only that is kept."""
         for name in self._linears:
-            del self._loaded[name]
-            self._loaded.pop(scales_of(name), None)
+            for tensor in (name, scales_of(name), *stored_parts(self.spec, name)):
+                self._loaded.pop(tensor, None)
         pack(
             list(self._linears.values()),
             int8=self.spec.quantization == "int8",

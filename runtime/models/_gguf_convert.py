@@ -1,8 +1,9 @@
 """Converting a GGUF file, once, into a folder of 16- or 32-bit safetensors in the disk cache.
 
-The result is a Hugging Face checkpoint, so loading has one path; matrices that stay in Q8_0 are
-beyond that format: integers, and their scales by a name of their own. It is published whole or not
-at all (runtime/machine/disk_cache.py).
+The result is a Hugging Face checkpoint, so loading has one path; matrices that stay as
+they are stored are beyond that format: Q8_0's integers, and their scales by a name of their own;
+the blocks of other types as bytes. It is published whole or not at all
+(runtime/machine/disk_cache.py).
 """
 
 from __future__ import annotations
@@ -38,7 +39,13 @@ from runtime.models._gguf_config import gguf_config
 from runtime.models._gguf_header import GgufHeader, TensorInfo, read_header
 from runtime.models._gguf_names import named_tensors
 from runtime.models._spec import ModelSpec
-from runtime.models._weight_map import BLOCK_INPUTS, scales_of, weight_bytes, weight_map
+from runtime.models._weight_map import (
+    BLOCK_INPUTS,
+    scales_of,
+    stored_parts,
+    weight_bytes,
+    weight_map,
+)
 
 CONVERTER_VERSION = 1
 """Raise it when the same file would convert to something else."""
@@ -91,13 +98,16 @@ def check_conversion(path: Path, config: ModelConfig, spec: ModelSpec) -> None:
     try:
         check_writable(cache_root(config) / "gguf" / "any", needed_bytes=_needed_bytes(spec))
     except (ModelError, ConfigError):
-        forms = (spec, replace(spec, q8_0=frozenset()))  # the kernels that settle it may come later
+        forms = (
+            spec,
+            replace(spec, q8_0=frozenset(), stored={}),
+        )  # the kernels that settle it may come later
         if not any(is_whole(_folder_of(path, config, form)) for form in forms):
             raise
 
 
 def _folder_of(path: Path, config: ModelConfig, spec: ModelSpec) -> Path:
-    kept = "-q8_0" if spec.q8_0 else ""
+    kept = ("-q8_0" if spec.q8_0 else "") + ("-stored" if spec.stored else "")
     return cache_folder_of(path, config) / f"weights-v{CONVERTER_VERSION}-{spec.dtype}{kept}"
 
 
@@ -140,6 +150,7 @@ def _tensors(header: GgufHeader, spec: ModelSpec) -> Iterator[tuple[str, Tensor]
     data = np.asarray(np.memmap(header.path, mode="r"))
     slots, dtype = weight_map(spec), getattr(torch, spec.dtype)
     prefix = header.metadata["general.architecture"]
+    stored = {name for parameter in spec.stored for name in stored_parts(spec, parameter)}
     interleaved = {"attn_q": spec.num_q_heads, "attn_k": spec.num_kv_heads}
     for name, part, renamed, info in named_tensors(header):
         num_heads = interleaved.get(part, 0) if prefix == "llama" else 0
@@ -148,6 +159,9 @@ def _tensors(header: GgufHeader, spec: ModelSpec) -> Iterator[tuple[str, Tensor]
             integers, scales = _q8_0(data, info, f"{header.path}: the tensor {name}")
             yield renamed, torch.from_numpy(_to_half_split(integers, num_heads))
             yield scales_of(renamed), torch.from_numpy(_to_half_split(scales, num_heads))
+        elif slot is not None and slot.parameter in stored:
+            blocks = _blocks(data, info, f"{header.path}: the tensor {name}")
+            yield renamed, torch.from_numpy(_to_half_split(blocks, num_heads).copy())
         else:
             values = _to_half_split(_dequantized(data, info), num_heads)
             yield renamed, torch.from_numpy(values).to(dtype).contiguous()
@@ -163,6 +177,17 @@ def _q8_0(data: np.ndarray, info: TensorInfo, where: str) -> tuple[np.ndarray, n
     return blocks[:, :, 2:].reshape(info.shape).view(np.int8), scales
 
 
+def _blocks(data: np.ndarray, info: TensorInfo, where: str) -> np.ndarray:
+    """[out, bytes], as stored."""
+    kind = gguf.GGMLQuantizationType(info.type_id)
+    raw = data[info.offset : info.offset + _num_bytes(info)]
+    units = raw.reshape(-1, gguf.GGML_QUANT_SIZES[kind][1])
+    for at in _SCALES_AT[kind]:
+        if not np.isfinite(np.ascontiguousarray(units[:, at : at + 2]).view(np.float16)).all():
+            raise ModelError(f"{where} holds scales that are not finite; the file is damaged")
+    return raw.reshape(gguf.quant_shape_to_byte_shape(info.shape, kind))
+
+
 def _dequantized(data: np.ndarray, info: TensorInfo) -> np.ndarray:
     kind = gguf.GGMLQuantizationType(info.type_id)
     raw = data[info.offset : info.offset + _num_bytes(info)]
@@ -174,6 +199,15 @@ def _dequantized(data: np.ndarray, info: TensorInfo) -> np.ndarray:
     return values if values.flags.writeable else values.copy()
 
 
+_T = gguf.GGMLQuantizationType
+_SCALES_AT = {
+    **dict.fromkeys((_T.Q4_0, _T.Q5_0, _T.IQ4_NL, _T.IQ4_XS), (0,)),
+    **dict.fromkeys((_T.Q4_1, _T.Q5_1, _T.Q4_K, _T.Q5_K), (0, 2)),
+    _T.Q2_K: (80, 82),
+    _T.Q3_K: (108,),
+    _T.Q6_K: (208,),
+}
+"""Where the float16 numbers of a unit are."""
 _PLAIN = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
 
 

@@ -8,11 +8,25 @@ from typing import NamedTuple
 
 from runtime.errors import ModelError
 from runtime.models._gguf_header import ROPE_FACTORS_TENSOR, GgufHeader, TensorInfo
-from runtime.models._spec import ModelSpec
+from runtime.models._spec import ModelSpec, StoredPart
 from runtime.models._weight_map import is_matrix, weight_map
 
 Q8_0 = 8
 """The GGMLQuantizationType."""
+STORED_TYPES = {
+    2: ("q4_0", 32, 18),
+    3: ("q4_1", 32, 20),
+    6: ("q5_0", 32, 22),
+    7: ("q5_1", 32, 24),
+    10: ("q2_k", 256, 84),
+    11: ("q3_k", 256, 110),
+    12: ("q4_k", 256, 144),
+    13: ("q5_k", 256, 176),
+    14: ("q6_k", 256, 210),
+    20: ("iq4_nl", 32, 18),
+    23: ("iq4_xs", 256, 136),
+}
+"""Those that kernels read, Q8_0 aside: name, inputs of a unit, bytes of it."""
 
 _NAMES = {
     "token_embd": "model.embed_tokens",
@@ -64,6 +78,33 @@ def named_tensors(header: GgufHeader) -> Iterator[NamedTensor]:
         layer, part, kind = match.groups()
         prefix = "" if layer is None else f"model.layers.{layer}."
         yield NamedTensor(name, part, f"{prefix}{_NAMES[part]}.{kind}", info)
+
+
+def stored_parameters(header: GgufHeader, spec: ModelSpec) -> dict[str, tuple[StoredPart, ...]]:
+    """The matrices of which every part is stored in one of `STORED_TYPES`; neighbours of one type
+    are one part, but a gate and its up are one only if they are of one type.
+
+    Raises:
+        ModelError: as `named_tensors`.
+    """
+    infos = {tensor.renamed: tensor.info for tensor in named_tensors(header)}
+    found: dict[str, list[StoredPart]] = {}
+    others = set()
+    for name, slot in weight_map(spec).items():
+        if not is_matrix(slot.parameter):
+            continue
+        info = infos.get(name)
+        kind = STORED_TYPES.get(info.type_id) if info else None
+        if info is None or kind is None:
+            others.add(slot.parameter)
+            continue
+        row_bytes = info.shape[-1] // kind[1] * kind[2]
+        parts = found.setdefault(slot.parameter, [])
+        if parts and parts[-1].kind == kind[0]:
+            parts[-1] = parts[-1]._replace(rows=parts[-1].rows + slot.rows)
+        else:
+            parts.append(StoredPart(kind[0], slot.start, slot.rows, row_bytes))
+    return {name: tuple(parts) for name, parts in found.items() if name not in others}
 
 
 def q8_0_parameters(header: GgufHeader, spec: ModelSpec) -> frozenset[str]:

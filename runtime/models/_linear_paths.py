@@ -10,13 +10,15 @@ from runtime.models._weight_map import is_matrix, parameter_shapes
 from runtime.ops import check_path
 
 
-def matrix_inputs(spec: ModelSpec) -> dict[torch.dtype, list[int]]:
-    """Type of packed values -> inputs of each matrix, where native kernels multiply."""
-    inputs: dict[torch.dtype, list[int]] = {}
+def matrix_inputs(spec: ModelSpec) -> dict[str, list[int]]:
+    """Kind of weight -> inputs of each matrix, where native kernels multiply."""
+    inputs: dict[str, list[int]] = {}
     for name, shape in parameter_shapes(spec).items():
         if is_matrix(name):
-            cut = torch.int8 if spec.quantization == "int8" else torch.bfloat16
-            inputs.setdefault(torch.uint8 if name in spec.q8_0 else cut, []).append(shape[1])
+            plain = "int8" if spec.quantization == "int8" else "bfloat16"
+            kinds = {part.kind for part in spec.stored.get(name, ())}
+            for kind in kinds or {"q8_0" if name in spec.q8_0 else plain}:
+                inputs.setdefault(kind, []).append(shape[1])
     return inputs
 
 

@@ -20,7 +20,7 @@ from runtime.models._config import (
 )
 from runtime.models._gguf_config import gguf_config
 from runtime.models._gguf_header import GgufHeader, read_header
-from runtime.models._gguf_names import q8_0_parameters
+from runtime.models._gguf_names import q8_0_parameters, stored_parameters
 from runtime.models._spec import ModelSpec
 from runtime.models._weight_map import is_matrix, parameter_shapes
 
@@ -133,7 +133,12 @@ def _spec_of(source: _Source, config: ModelConfig) -> ModelSpec:
         dtype = GGUF_DTYPE if config.dtype == "auto" else config.dtype
         spec = spec_from_config(described, generation, dtype, str(source.path))
         eos_from = ("GGUF metadata",) * len(spec.eos_token_ids)
-        spec = replace(spec, q8_0=_kept_in_q8_0(header, spec, config), eos_from=eos_from)
+        spec = replace(
+            spec,
+            q8_0=_kept_in_q8_0(header, spec, config),
+            stored=stored_parameters(header, spec) if _may_stay(spec, config) else {},
+            eos_from=eos_from,
+        )
     else:
         path = source.path / CONFIG if source.kind == "hf" else source.path
         described = read_json(path)
@@ -145,10 +150,13 @@ def _spec_of(source: _Source, config: ModelConfig) -> ModelSpec:
     return replace(spec, quantization=quantization, linear_path=config.linear_path)
 
 
+def _may_stay(spec: ModelSpec, config: ModelConfig) -> bool:
+    """Whether `auto` keeps matrices as a GGUF file stores them, if kernels read them here."""
+    return config.quantization == "auto" and spec.dtype == "bfloat16"
+
+
 def _kept_in_q8_0(header: GgufHeader, spec: ModelSpec, config: ModelConfig) -> frozenset[str]:
-    may = config.quantization == "q8_0" or (
-        config.quantization == "auto" and spec.dtype == "bfloat16"
-    )
+    may = config.quantization == "q8_0" or _may_stay(spec, config)
     kept = q8_0_parameters(header, spec) if may else frozenset()
     if config.quantization == "q8_0" and not kept:
         raise _nothing_in_q8_0(header.path)
@@ -163,31 +171,39 @@ def _nothing_in_q8_0(path: Path) -> ConfigError:
 
 
 def _settled(spec: ModelSpec, config: ModelConfig, device: torch.device) -> ModelSpec:
-    """Under `auto`, Q8_0 stays where kernels read it: widened at each call it would be slower than
-    16 bits."""
-    if not spec.q8_0 or config.quantization != "auto":
+    """Under `auto`, matrices stay as they are stored where kernels read them: widened at each call
+    they would be slower than 16 bits."""
+    if not (spec.q8_0 or spec.stored) or config.quantization != "auto":
         return spec
     from runtime.models._loaded import torch_dtype
     from runtime.ops import kernel_problem
 
-    problem = kernel_problem(device, torch_dtype(spec))
+    kinds = sorted({part.kind for parts in spec.stored.values() for part in parts})
+    problem = kernel_problem(device, torch_dtype(spec), kinds)
     if not problem:
         return spec
+    hint = "; model.quantization: q8_0 keeps them in 8 bits, slower" if spec.q8_0 else ""
     _log.info(
-        "%d matrices in Q8_0 are widened to %s, since no native kernel reads them (%s); "
-        "model.quantization: q8_0 keeps them in 8 bits, slower",
-        *(len(spec.q8_0), spec.dtype, problem),
+        "%d matrices in %s are widened to %s, since no native kernel reads them (%s)%s",
+        *(len(spec.q8_0) + len(spec.stored), _kinds_of(spec), spec.dtype, problem, hint),
     )
-    return replace(spec, q8_0=frozenset())
+    return replace(spec, q8_0=frozenset(), stored={})
+
+
+def _kinds_of(spec: ModelSpec) -> str:
+    """As GGUF names them."""
+    kinds = {part.kind.upper() for parts in spec.stored.values() for part in parts}
+    return ", ".join(sorted(kinds | ({"Q8_0"} if spec.q8_0 else set())))
 
 
 def _log_kept(spec: ModelSpec, config: ModelConfig) -> None:
-    if spec.q8_0:
+    kept = len(spec.q8_0) + len(spec.stored)
+    if kept:
         matrices = sum(map(is_matrix, parameter_shapes(spec)))
         _log.info(
-            "%d of %d matrices stay in Q8_0 (8 bits, a scale for each 32 inputs), as %s has them; "
-            "model.quantization: none widens them to %s",
-            *(len(spec.q8_0), matrices, config.path, spec.dtype),
+            "%d of %d matrices stay in %s, as %s has them; model.quantization: none widens them "
+            "to %s",
+            *(kept, matrices, _kinds_of(spec), config.path, spec.dtype),
         )
 
 

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from runtime.models._rope_spec import RopeSpec
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
+
+
+class StoredPart(NamedTuple):
+    """Neighbouring rows of a matrix that a file stores in one type."""
+
+    kind: str
+    """GGUF's name of the type, in lower case."""
+
+    start: int
+    rows: int
+    row_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +65,9 @@ class ModelSpec:
     """Matrices that stay as a GGUF file has them: 8-bit integers, a float16 scale for each 32
     inputs of an output."""
 
+    stored: Mapping[str, tuple[StoredPart, ...]] = field(default_factory=dict)
+    """Other matrices that stay as a GGUF file has them: their parts, from the first row on."""
+
     softcap: float = 0.0
     """tanh soft cap of attention scores; 0 is off."""
 
@@ -74,6 +89,6 @@ def smaller_weights(spec: ModelSpec) -> str:
     keys = []
     if spec.dtype == "float32":
         keys.append("model.dtype to bfloat16 or float16")
-    if spec.quantization == "none" and not spec.q8_0:
+    if spec.quantization == "none" and not spec.q8_0 and not spec.stored:
         keys.append("model.quantization to int8")
     return f"set {' or '.join(keys)}, or take a smaller model" if keys else "take a smaller model"

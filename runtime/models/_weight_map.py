@@ -6,10 +6,12 @@ import math
 from typing import NamedTuple
 
 from runtime.models._cut import WHOLE, Cut
-from runtime.models._spec import DTYPE_BYTES, ModelSpec
+from runtime.models._spec import DTYPE_BYTES, ModelSpec, StoredPart
 
 BLOCK_INPUTS = 32
 """Inputs of an output that share a scale in Q8_0."""
+SUPER_BLOCK_INPUTS = 256
+"""The most that do so in any type."""
 
 
 class Slot(NamedTuple):
@@ -55,12 +57,15 @@ def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 def allocations(spec: ModelSpec) -> dict[str, tuple[tuple[int, ...], str]]:
     """Shape and type of each tensor that is filled: the parameters, those kept in Q8_0 as integers
-    and scales."""
+    and scales, other stored ones as bytes, each part by itself."""
     found: dict[str, tuple[tuple[int, ...], str]] = {}
     for name, shape in parameter_shapes(spec).items():
         if name in spec.q8_0:
             found[name] = shape, "int8"
             found[scales_of(name)] = (shape[0], shape[1] // BLOCK_INPUTS), "float16"
+        elif name in spec.stored:
+            for part, (_, _, rows, row_bytes) in stored_parts(spec, name).items():
+                found[part] = (rows, row_bytes), "uint8"
         else:
             found[name] = shape, spec.dtype
     return found
@@ -70,7 +75,7 @@ def weight_bytes(spec: ModelSpec) -> int:
     """Bytes of all parameters as they are kept; a tied head counts once.
 
     8-bit matrices take a byte an element and a float32 scale an output, those in Q8_0 a float16
-    scale for each 32 elements.
+    scale for each 32 elements, other stored ones what they take in the file.
     """
     total = 0
     for name, (shape, dtype) in allocations(spec).items():
@@ -80,6 +85,14 @@ def weight_bytes(spec: ModelSpec) -> int:
         else:
             total += math.prod(shape) * DTYPE_BYTES[dtype]
     return total
+
+
+def stored_parts(spec: ModelSpec, parameter: str) -> dict[str, StoredPart]:
+    """The parts of a stored matrix by the names of their tensors; empty where it is not stored."""
+    parts = spec.stored.get(parameter, ())
+    if len(parts) == 1:
+        return {parameter: parts[0]}
+    return {f"{parameter}.{place}": part for place, part in enumerate(parts)}
 
 
 def scales_of(weight: str) -> str:
@@ -98,7 +111,8 @@ def weight_map(spec: ModelSpec) -> dict[str, Slot]:
     hidden, inner = spec.hidden_size, spec.intermediate_size
     q, kv = Cut(0, spec.num_q_heads), Cut(0, spec.num_kv_heads, repeats=True)
     output, column = Cut(1, spec.num_q_heads), Cut(0, inner)
-    row = Cut(1, inner // BLOCK_INPUTS if spec.q8_0 else inner)  # who share a scale stay together
+    shared = (BLOCK_INPUTS if spec.q8_0 else 1) if not spec.stored else SUPER_BLOCK_INPUTS
+    row = Cut(1, max(1, inner // shared))  # who share a scale stay together
     vocabulary = Cut(0, spec.vocab_size, is_ragged=True)
     parts = [
         ("self_attn.q_proj", "qkv", 0, q_rows, spec.qkv_bias, q),
@@ -137,4 +151,12 @@ def weight_map(spec: ModelSpec) -> dict[str, Slot]:
         for name, slot in slots.items()
         if slot.parameter in spec.q8_0
     }
-    return {**slots, **scales}
+    return {name: _into_part(spec, slot) for name, slot in {**slots, **scales}.items()}
+
+
+def _into_part(spec: ModelSpec, slot: Slot) -> Slot:
+    """The same place, in the tensor of its part."""
+    for name, part in stored_parts(spec, slot.parameter).items():
+        if part.start <= slot.start < part.start + part.rows:
+            return slot._replace(parameter=name, start=slot.start - part.start)
+    return slot

@@ -18,16 +18,21 @@ from runtime.ops.dispatch import (
 )
 from runtime.ops.linear import Embedding, GatedLinear, Linear, pack
 from runtime.ops.linear_paths import check_path, kernel_problem, path_facts
+from runtime.ops.native import STORED_KINDS
 from runtime.ops.norm import head_rms_norm
 from runtime.ops.rotary import Rotation
-from runtime.ops.weights import Q8Weight
+from runtime.ops.weights import Q8Weight, SplitWeight, StoredWeight, Weight
 
 __all__ = [
+    "STORED_KINDS",
     "Embedding",
     "GatedLinear",
     "Linear",
     "Q8Weight",
     "Rotation",
+    "SplitWeight",
+    "StoredWeight",
+    "Weight",
     "add_rms_norm",
     "argmax",
     "check_path",

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from runtime.ops.linear_paths import paths_of
 from runtime.ops.memory import WeightMemory
-from runtime.ops.native import native_ops
+from runtime.ops.native import NativeOps, native_ops
 from runtime.ops.weights import (
     INPUT_MULTIPLE,
     MOST_INT8_INPUTS,
     Int8Weight,
+    Packable,
     PackedWeight,
     PlainWeight,
     Q8Weight,
+    SplitWeight,
+    StoredWeight,
     Weight,
-    packed_type,
-    panels_shape,
+    packed_kind,
+    shape_of,
 )
 
 
@@ -34,7 +38,7 @@ class Linear:
     __slots__ = ("bias", "form")
     is_gated = False
 
-    def __init__(self, weight: Tensor | Q8Weight, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor | Weight, bias: Tensor | None = None) -> None:
         self.form: Weight = PlainWeight(weight) if isinstance(weight, Tensor) else weight
         self.bias = bias
 
@@ -71,38 +75,74 @@ def pack(layers: Sequence[Linear], *, int8: bool, path: str = "auto") -> None:
     """Bring the weights into the form that is fastest here, one after another, so that no more than
     one of them is held twice.
 
-    bfloat16 and Q8_0 on the CPU are packed for the native kernels, in the order given; with `int8`
-    every weight is cut to 8 bits. What no kernel serves stays in plain torch.
+    bfloat16 and what is stored in fewer bits is packed on the CPU for the native kernels, in the
+    order given; with `int8` every weight is cut to 8 bits. What no kernel serves stays in plain
+    torch.
 
     Args:
         layers: each once, in the order of a step.
         path: how packed weights are multiplied; see `choose_paths`.
     """
-    weights = [_packable(layer.form) for layer in layers]
-    kernels = native_ops() if any(weight is not None for weight in weights) else None
-    sizes = [
-        _packed_bytes(weight, layer.is_gated, int8)
-        for layer, weight in zip(layers, weights, strict=True)
-        if weight is not None
+    jobs = [
+        _Job(layer, place, _packable(form)) for layer in layers for place, form in _parts(layer)
     ]
-    memory = WeightMemory(sum(sizes) if kernels else 0)
-    paths = paths_of(kernels, _inputs(weights, int8), path) if kernels else {}
-    for place, layer in enumerate(layers):
-        weight, weights[place] = weights[place], None
-        if kernels is not None and weight is not None:
-            kind = packed_type(weight, int8=int8)
-            layer.form = PackedWeight(
-                *(kernels, weight, memory),
-                is_gated=layer.is_gated,
-                int8=int8,
-                paths=paths[kind],
-            )
-        elif int8:
-            layer.form = Int8Weight(layer.form.plain())
+    kernels = native_ops() if any(job.weight is not None for job in jobs) else None
+    if kernels is not None:
+        _pack_all(kernels, jobs, int8=int8, path=path)
+    if int8:
+        for layer in layers:
+            if not isinstance(layer.form, PackedWeight):
+                layer.form = Int8Weight(layer.form.plain())
 
 
-def _packable(form: Weight) -> Tensor | Q8Weight | None:
+@dataclass(slots=True)
+class _Job:
+    layer: Linear
+    place: int | None
+    """Of a part of a `SplitWeight`."""
+
+    weight: Packable | None
+    """None: no kernel takes it."""
+
+    @property
+    def is_gated(self) -> bool:
+        return self.layer.is_gated and self.place is None
+
+    def put(self, form: Weight) -> None:
+        """In place of the weight."""
+        if self.place is None:
+            self.layer.form = form
+        else:
+            assert isinstance(self.layer.form, SplitWeight)
+            self.layer.form.parts[self.place] = form
+
+
+def _pack_all(kernels: NativeOps, jobs: Sequence[_Job], *, int8: bool, path: str) -> None:
+    size, inputs = 0, dict[str, list[int]]()
+    for job in jobs:
+        if job.weight is not None:
+            kind, shape = packed_kind(job.weight, int8=int8), shape_of(job.weight)
+            inputs.setdefault(kind, []).append(shape[1])
+            size += WeightMemory.size_of(*kernels.panels_form(shape, kind, job.is_gated))
+    memory, paths = WeightMemory(size), paths_of(kernels, inputs, path)
+    for job in jobs:
+        weight, job.weight = job.weight, None
+        if weight is not None:
+            own = paths[packed_kind(weight, int8=int8)]
+            gated = job.is_gated
+            job.put(PackedWeight(kernels, weight, memory, is_gated=gated, int8=int8, paths=own))
+
+
+def _parts(layer: Linear) -> list[tuple[int | None, Weight]]:
+    form = layer.form
+    return list(enumerate(form.parts)) if isinstance(form, SplitWeight) else [(None, form)]
+
+
+def _packable(form: Weight) -> Packable | None:
     """What the kernels can be given of it."""
+    if isinstance(form, StoredWeight):
+        fits = form.stored.device.type == "cpu" and form.dtype is torch.bfloat16
+        return form if fits else None
     if isinstance(form, Q8Weight):
         fits = form.integers.device.type == "cpu" and form.dtype is torch.bfloat16
         return form if fits else None
@@ -114,22 +154,3 @@ def _packable(form: Weight) -> Tensor | Q8Weight | None:
         and matrix.shape[1] <= MOST_INT8_INPUTS
     )
     return matrix if fits else None
-
-
-def _inputs(
-    weights: Sequence[Tensor | Q8Weight | None], int8: bool
-) -> dict[torch.dtype, list[int]]:
-    """Type of packed values -> inputs of each weight."""
-    found: dict[torch.dtype, list[int]] = {}
-    for weight in weights:
-        if weight is not None:
-            matrix = weight.integers if isinstance(weight, Q8Weight) else weight
-            found.setdefault(packed_type(weight, int8=int8), []).append(matrix.shape[1])
-    return found
-
-
-def _packed_bytes(weight: Tensor | Q8Weight, is_gated: bool, int8: bool) -> int:
-    matrix = weight.integers if isinstance(weight, Q8Weight) else weight
-    dtype = packed_type(weight, int8=int8)
-    shape = panels_shape((matrix.shape[0], matrix.shape[1]), dtype, is_gated)
-    return WeightMemory.size_of(shape, dtype)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,16 +15,10 @@ from runtime.ops.native import NativeOps
 from runtime.ops.native.linear import PANEL, Panels
 from runtime.ops.native.paths import Paths
 
-HALF_PANEL = PANEL // 2
 INPUT_MULTIPLE = 32
 """Inputs that packed weights come in: one tile."""
 MOST_INT8_INPUTS = 65536
 """Above, the integer sums of the 8-bit kernel could overflow."""
-BLOCK_INPUTS = 32
-"""Inputs of an output that share a scale in Q8_0; `models/_weight_map.py` has it too, which imports
-no torch."""
-PACKED_BLOCK_BYTES = PANEL * (BLOCK_INPUTS + 2)
-"""Of a panel's outputs: an integer for each input, and a float16 scale."""
 LIBRARY_ROWS = 256
 """With AMX, from so many rows the unpacking of a weight costs less than oneDNN's better use of the
 tiles gains."""
@@ -74,12 +69,24 @@ class PlainWeight:
         return self.matrix.nbytes
 
 
-class EightBitWeight:
-    """8-bit in plain torch: the twin of the packed one, and what serves where no kernel can.
+class _Widened:
+    """A weight that is widened at each call: the twin of a packed one, and what serves where no
+    kernel can."""
 
-    weight = scale * integer, a scale for each `in / scales.shape[1]` inputs of an output. Widened
-    at each call.
-    """
+    __slots__ = ()
+
+    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return functional.linear(x, self.plain(), bias)
+
+    def gated(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return silu_and_mul(self.linear(x, bias))
+
+    def plain(self) -> Tensor:
+        raise NotImplementedError
+
+
+class EightBitWeight(_Widened):
+    """weight = scale * integer, a scale for each `in / scales.shape[1]` inputs of an output."""
 
     __slots__ = ("dtype", "integers", "scales")
 
@@ -91,12 +98,6 @@ class EightBitWeight:
             dtype: of the activations.
         """
         self.integers, self.scales, self.dtype = integers, scales, dtype
-
-    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return functional.linear(x, self.plain(), bias)
-
-    def gated(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return silu_and_mul(self.linear(x, bias))
 
     def rows(self, ids: Tensor) -> Tensor:
         return self._widened(self.integers[ids], self.scales[ids])
@@ -130,15 +131,60 @@ class Q8Weight(EightBitWeight):
     __slots__ = ()
 
 
+class StoredWeight(_Widened):
+    """As a GGUF file stores it; widened by the `gguf` library."""
+
+    __slots__ = ("dtype", "kind", "stored")
+
+    def __init__(self, stored: Tensor, kind: str, dtype: torch.dtype) -> None:
+        """
+        Args:
+            stored: [out, bytes of an output] uint8.
+            kind: GGUF's name of the type, in lower case.
+            dtype: of the activations.
+        """
+        self.stored, self.kind, self.dtype = stored, kind, dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[out, in]"""
+        import gguf
+
+        inputs, num_bytes = gguf.GGML_QUANT_SIZES[self._type]
+        return self.stored.shape[0], self.stored.shape[1] // num_bytes * inputs
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self._widened(self.stored[ids])
+
+    def plain(self) -> Tensor:
+        return self._widened(self.stored)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.stored.nbytes
+
+    @property
+    def _type(self) -> Any:
+        import gguf
+
+        return gguf.GGMLQuantizationType[self.kind.upper()]
+
+    def _widened(self, stored: Tensor) -> Tensor:
+        import gguf
+
+        values = torch.from_numpy(gguf.dequantize(stored.cpu().numpy(), self._type))
+        return values.to(stored.device, self.dtype)
+
+
 class PackedWeight:
-    """In panels for the native kernels: bfloat16, 8-bit, or Q8_0."""
+    """In panels for the native kernels."""
 
     __slots__ = ("panels", "paths")
 
     def __init__(
         self,
         kernels: NativeOps,
-        weight: Tensor | Q8Weight,
+        weight: Packable,
         memory: WeightMemory,
         *,
         is_gated: bool,
@@ -147,21 +193,23 @@ class PackedWeight:
     ) -> None:
         """
         Args:
-            weight: [out, in] bfloat16, or what stays in Q8_0.
+            weight: [out, in] bfloat16, or what stays as it is stored.
             int8: cut a bfloat16 weight to 8 bits.
             paths: which kernels multiply.
         """
         self.paths = paths
-        dtype = packed_type(weight, int8=int8)
-        matrix = weight.integers if isinstance(weight, Q8Weight) else weight
-        shape = (matrix.shape[0], matrix.shape[1])
-        values = memory.take(panels_shape(shape, dtype, is_gated), dtype)
-        self.panels = Panels(values, shape, is_gated)
-        if dtype is torch.int8:
+        kind, shape = packed_kind(weight, int8=int8), shape_of(weight)
+        values = memory.take(*kernels.panels_form(shape, kind, is_gated))
+        self.panels = Panels(values, shape, is_gated, kind)
+        if kind == "int8":
             num_places = len(values) * PANEL
             scales, sums = torch.zeros(num_places), torch.zeros(num_places, dtype=torch.int32)
             self.panels = self.panels._replace(scales=scales, sums=sums)
-        kernels.pack(matrix, self.panels, weight.scales if isinstance(weight, Q8Weight) else None)
+        if isinstance(weight, Q8Weight):
+            kernels.pack(weight.integers, self.panels, weight.scales)
+        else:
+            plain = weight.stored if isinstance(weight, StoredWeight) else weight
+            kernels.pack(plain, self.panels)
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if self._is_for_library(x):
@@ -174,9 +222,7 @@ class PackedWeight:
         return self._run(x, bias)
 
     def rows(self, ids: Tensor) -> Tensor:
-        return run_native(
-            "packed_embedding", ids, self.panels.values, self.panels.scales, self.panels.shape[1]
-        )
+        return run_native("packed_embedding", ids, self.panels)
 
     def plain(self) -> Tensor:
         return run_native("unpack", self.panels.values, self.panels)
@@ -193,6 +239,40 @@ class PackedWeight:
         return run_native("linear", x, self.panels, bias, self.paths.of(len(x)))
 
 
+class SplitWeight:
+    """A fused matrix whose parts are kept in different forms: their outputs lie side by side."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[Weight]) -> None:
+        self.parts = list(parts)
+
+    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        packed = [part for part in self.parts if isinstance(part, PackedWeight)]
+        if len(packed) == len(self.parts):
+            x = x if x.stride(1) == 1 else x.contiguous()
+            parts = [(part.panels, part.paths.of(len(x))) for part in packed]
+            return run_native("linear_parts", x, parts, bias)
+        return functional.linear(x, self.plain(), bias)
+
+    def gated(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return silu_and_mul(self.linear(x, bias))
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.plain()[ids]
+
+    def plain(self) -> Tensor:
+        return torch.cat([part.plain() for part in self.parts])
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.parts)
+
+
+Packable = Tensor | Q8Weight | StoredWeight
+"""What the kernels can be given: bfloat16, or as stored."""
+
+
 def quantize(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Integers [out, in] int8 and scales [out] float32, symmetric, one scale an output."""
     values = matrix.float()
@@ -201,19 +281,16 @@ def quantize(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return integers.to(torch.int8), scales
 
 
-def packed_type(weight: Tensor | Q8Weight, *, int8: bool) -> torch.dtype:
-    """Of the panels: bfloat16, int8, or for Q8_0 uint8."""
-    if isinstance(weight, Q8Weight):
-        return torch.uint8
-    return torch.int8 if int8 else torch.bfloat16
+def packed_kind(weight: Packable, *, int8: bool) -> str:
+    """Of the panels; see `Panels.kind`."""
+    if isinstance(weight, Tensor):
+        return "int8" if int8 else "bfloat16"
+    return weight.kind if isinstance(weight, StoredWeight) else "q8_0"
 
 
-def panels_shape(shape: tuple[int, int], dtype: torch.dtype, is_gated: bool) -> tuple[int, ...]:
-    """[panels, inputs / group, 32, group], a group being 4 bytes of one output; of Q8_0
-    [panels, inputs / 32, bytes]."""
-    outputs, inputs = shape
-    panels = -(-outputs // 2 // HALF_PANEL) if is_gated else -(-outputs // PANEL)
-    if dtype is torch.uint8:
-        return panels, inputs // BLOCK_INPUTS, PACKED_BLOCK_BYTES
-    group = 4 // dtype.itemsize
-    return panels, inputs // group, PANEL, group
+def shape_of(weight: Packable) -> tuple[int, int]:
+    """[out, in]"""
+    if isinstance(weight, StoredWeight):
+        return weight.shape
+    matrix = weight.integers if isinstance(weight, Q8Weight) else weight
+    return matrix.shape[0], matrix.shape[1]

@@ -42,7 +42,7 @@ class Linear(ctypes.Structure):
 
     _fields_ = (
         *((name, _P) for name in ("x", "weights", "scales", "sums", "bias", "out", "scratch")),
-        *((name, _I64) for name in ("rows", "n_in", "n_out", "x_stride")),
+        *((name, _I64) for name in ("rows", "n_in", "n_out", "x_stride", "out_stride")),
         ("is_gated", _I32),
     )
 
@@ -83,7 +83,7 @@ def linear_rate(kernel: Any, n_in: int, rows: int, bytes_per_weight: float) -> f
         "scratch": 4 * n_in * (rows + PANEL + 16),
     }
     memory = {name: filled(size) for name, size in sizes.items()}
-    args = Linear(rows=rows, n_in=n_in, n_out=n_out, x_stride=n_in)
+    args = Linear(rows=rows, n_in=n_in, n_out=n_out, x_stride=n_in, out_stride=n_out)
     for name, buffer in memory.items():
         setattr(args, name, -(-ctypes.addressof(buffer) // 64) * 64)
     return 2 * rows * n_in * n_out / seconds(kernel, args)

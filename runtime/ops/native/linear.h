@@ -14,9 +14,9 @@ struct LinearArgs {
   const float* scales;  // int8: [panels * 32]
   const int32_t* sums;  // int8: [panels * 32], of each output's weights
   const Bf16* bias;     // null: none
-  Bf16* out;            // [rows, n_out]
+  Bf16* out;            // [rows, n_out], rows out_stride apart
   void* scratch;        // see _scratch_floats in linear.py
-  int64_t rows, n_in, n_out, x_stride;
+  int64_t rows, n_in, n_out, x_stride, out_stride;
   int32_t is_gated;  // a panel holds 16 gates and their 16 ups; out is silu(gate) * up
 };
 
@@ -36,7 +36,7 @@ inline int64_t panels_of(const LinearArgs* a) {
 // or only the first outputs are written.
 inline void put_row(const LinearArgs* a, int64_t row, int64_t panel, int part, vf low, vf high) {
   const int64_t n = a->n_out;
-  Bf16* out = a->out + row * n;
+  Bf16* out = a->out + row * a->out_stride;
   auto put = [&](int64_t at, vf value) {
     if (at + kLanes <= n) store(out + at, value);
     else if (at < n) store_part(out + at, value, n - at);

@@ -15,13 +15,8 @@ from typing import Any, NamedTuple
 from attention_backends import NativeLibrary, cpu_identity
 
 ROWS = (1, 4, 8, 16, 32, 64)
-BYTES_PER_WEIGHT = {"bfloat16": 2.0, "int8": 1.0, "q8_0": 34 / 32}
-PATHS = {
-    "bfloat16": ("float", "dot", "tiles"),
-    "int8": ("float", "vnni"),
-    "q8_0": ("float", "vnni"),
-}
-"""Kind of weight -> the ways to multiply by it, of which a library has some."""
+PATHS = ("float", "dot", "vnni", "tiles")
+"""The ways to multiply, of which a library has some for each kind of weight."""
 _INPUT_STEP, _MOST_INPUTS = 512, 8192
 _TIMEOUT_S = 60.0
 _CHILD = Path(__file__).parent / "_rates_child.py"
@@ -40,7 +35,7 @@ class PathRates(NamedTuple):
 
 def able_paths(library: NativeLibrary, kind: str) -> list[str]:
     """Those that the library has."""
-    return [path for path in PATHS[kind] if hasattr(library.handle, f"linear_{kind}_{path}")]
+    return [path for path in PATHS if hasattr(library.handle, f"linear_{kind}_{path}")]
 
 
 def measured_widths(inputs: Sequence[int]) -> list[int]:
@@ -49,13 +44,16 @@ def measured_widths(inputs: Sequence[int]) -> list[int]:
     return sorted({steps[0], steps[-1]})
 
 
-def measure(library: NativeLibrary, kind: str, inputs: Sequence[int]) -> dict[str, PathRates]:
+def measure(
+    library: NativeLibrary, kind: str, inputs: Sequence[int], bytes_per_weight: float
+) -> dict[str, PathRates]:
     """Path -> its rates, from the cache or, some milliseconds each, measured now in processes of
     their own. What does not run here is left out.
 
     Args:
-        kind: of weight, a key of `PATHS`.
+        kind: of weight.
         inputs: of the model's layers.
+        bytes_per_weight: of the packed form.
     """
     widths = measured_widths(inputs)
     what = [library.path.name, kind, *map(str, (*widths, *ROWS)), cpu_identity()]
@@ -66,7 +64,10 @@ def measure(library: NativeLibrary, kind: str, inputs: Sequence[int]) -> dict[st
         return {path: _rates_of(found) for path, found in kept.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError):
         pass  # not yet, or not whole
-    found = {path: _ask(library, kind, path, widths) for path in able_paths(library, kind)}
+    found = {
+        path: _ask(library, kind, path, widths, bytes_per_weight)
+        for path in able_paths(library, kind)
+    }
     ran = {path: answer for path, answer in found.items() if answer is not None}
     if ran:
         _keep(target, ran)
@@ -74,13 +75,13 @@ def measure(library: NativeLibrary, kind: str, inputs: Sequence[int]) -> dict[st
 
 
 def _ask(
-    library: NativeLibrary, kind: str, path: str, widths: Sequence[int]
+    library: NativeLibrary, kind: str, path: str, widths: Sequence[int], bytes_per_weight: float
 ) -> dict[str, Any] | None:
     unit = f"unit_{path}"
     task = {
         "kernel": f"linear_{kind}_{path}",
         "unit": unit if hasattr(library.handle, unit) else None,
-        "bytes_per_weight": BYTES_PER_WEIGHT[kind],
+        "bytes_per_weight": bytes_per_weight,
         "has_tiles": path == "tiles",
         "inputs": list(widths),
         "rows": ROWS,

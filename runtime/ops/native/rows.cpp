@@ -1,7 +1,7 @@
 // Moving rows: K and V into the paged cache, embeddings out of their table. Any element type.
 #include <string.h>
 
-#include "packing.h"
+#include "embedding.h"
 #include "stepgraph_kernel.h"
 #include "vec.h"
 
@@ -16,20 +16,6 @@ struct KvArgs {
   int64_t source_token[2], source_head[2];
   int64_t block, slot, head;
 };
-
-struct EmbeddingArgs {
-  const void* ids;
-  const void* table;  // [vocab, width], or packed
-  const float* scales;
-  void* out;  // [tokens, width]
-  int64_t tokens, row_bytes, n_in;
-  int32_t ids_are_64_bit;
-};
-
-inline int64_t id_of(const EmbeddingArgs* a, int64_t token) {
-  return a->ids_are_64_bit ? static_cast<const int64_t*>(a->ids)[token]
-                           : static_cast<const int32_t*>(a->ids)[token];
-}
 
 }  // namespace
 

@@ -58,7 +58,9 @@ class _Kv(ctypes.Structure):
     )
 
 
-class _Embedding(ctypes.Structure):
+class EmbeddingArgs(ctypes.Structure):
+    """embedding.h's"""
+
     _fields_ = (
         *((name, _P) for name in ("ids", "table", "scales", "out")),
         *((name, _I64) for name in ("tokens", "row_bytes", "n_in")),
@@ -80,11 +82,6 @@ class RowKernels:
         self._silu = self.by_type("silu_and_mul")
         self._write_kv = library.kernel("write_kv")
         self._embedding = library.kernel("embedding")
-        self._packed_embedding = {
-            torch.bfloat16: library.kernel("embedding_packed_bfloat16"),
-            torch.int8: library.kernel("embedding_packed_int8"),
-            torch.uint8: library.kernel("embedding_packed_q8_0"),
-        }
 
     def by_type(self, name: str) -> dict[torch.dtype, NativeKernel]:
         """The kernel of each element type."""
@@ -160,22 +157,9 @@ class RowKernels:
         """[T] int32 or int64 ids -> [T, width] rows of a plain table."""
         out = torch.empty((len(ids), table.shape[1]), dtype=table.dtype)
         row_bytes = table.shape[1] * table.element_size()
-        args = _Embedding(
+        args = EmbeddingArgs(
             *(ids.data_ptr(), table.data_ptr(), None, out.data_ptr(), len(ids)),
             *(row_bytes, table.shape[1], ids.dtype is torch.int64),
         )
         launch(self._embedding, args, (ids, table, out))
-        return out
-
-    def packed_embedding(
-        self, ids: Tensor, packed: Tensor, scales: Tensor | None, width: int
-    ) -> Tensor:
-        """[T] int32 or int64 ids -> [T, width] bfloat16 rows of a packed table."""
-        out = torch.empty((len(ids), width), dtype=torch.bfloat16)
-        args = _Embedding(
-            *(ids.data_ptr(), packed.data_ptr(), None if scales is None else scales.data_ptr()),
-            *(out.data_ptr(), len(ids), 2 * width, width, ids.dtype is torch.int64),
-        )
-        tensors = (ids, packed, out) if scales is None else (ids, packed, scales, out)
-        launch(self._packed_embedding[packed.dtype], args, tensors)
         return out

@@ -80,14 +80,15 @@ def test_kept_weights_are_the_widened_ones(
 
 @needs_compiler
 def test_other_types_beside_are_widened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A fused matrix stays only if each of its parts is in Q8_0."""
+    """A fused matrix stays only if each of its parts is in Q8_0; Q4_0 stays in its own way."""
     kinds = {"blk.0.attn_v.weight": "F16", "blk.1.ffn_down.weight": "Q4_0", "output.weight": "F32"}
     folder = make_hf_folder(tmp_path / "hf")
     path = make_gguf(tmp_path / "m.gguf", folder, "llama", "Q8_0", _kinds=kinds)
     with caplog.at_level(logging.INFO):
         kept = load(path)
     assert kept.spec.q8_0 == ALL - {"layers.0.qkv.weight", "layers.1.down.weight", "head.weight"}
-    assert "7 of 10 matrices stay in Q8_0" in caplog.text
+    assert set(kept.spec.stored) == {"layers.1.down.weight"}
+    assert "8 of 10 matrices stay in Q4_0, Q8_0" in caplog.text
     assert "model.quantization: none widens them to bfloat16" in caplog.text
     theirs = load(path, quantization="none").model.parameters
     for name, parameter in kept.model.parameters.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,37 @@ def test_logits_equal_those_of_transformers(
     assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
 
 
+def logits(loaded: LoadedModel, prompt: Sequence[int] = PROMPT) -> torch.Tensor:
+    with torch.inference_mode():
+        attend = DenseAttend(loaded.attention_shapes)
+        ids = torch.tensor(prompt)
+        hidden = loaded.model.forward(ids, torch.arange(len(ids)), attend)
+        return loaded.model.compute_logits(hidden).float()
+
+
+@pytest.mark.slow
+def test_q4_1_is_kept_and_loses_no_more_than_bfloat16_does(
+    smollm2_path: Path, tmp_path: Path
+) -> None:
+    """Against the same weights in float32, over some prompts of any tokens."""
+
+    def load(**changes: Any) -> LoadedModel:
+        config = ModelConfig(path=str(smollm2_path), cache_dir=str(tmp_path), **changes)
+        return load_model(config, torch.device("cpu"))
+
+    exact, half, kept = load(dtype="float32"), load(quantization="none"), load()
+    assert len(kept.spec.stored) + len(kept.spec.q8_0) == 121
+    prompts = torch.randint(0, 49152, (4, 24), generator=torch.Generator().manual_seed(0)).tolist()
+    expected = torch.stack([logits(exact, prompt) for prompt in prompts])
+    off = [
+        (torch.stack([logits(loaded, prompt) for prompt in prompts]) - expected).abs()
+        for loaded in (half, kept)
+    ]
+    assert off[1].mean() < 1.1 * off[0].mean()
+    assert off[1].max() < 0.1 * expected.abs().max()
+    assert weight_bytes(kept.spec) < 1.03 * smollm2_path.stat().st_size
+
+
 @pytest.mark.slow
 def test_q8_0_is_kept_and_loses_no_more_than_bfloat16_does(
     smollm2_q8_0_path: Path, tmp_path: Path
@@ -45,13 +77,6 @@ def test_q8_0_is_kept_and_loses_no_more_than_bfloat16_does(
     def load(**changes: Any) -> LoadedModel:
         config = ModelConfig(path=str(smollm2_q8_0_path), cache_dir=str(tmp_path), **changes)
         return load_model(config, torch.device("cpu"))
-
-    def logits(loaded: LoadedModel) -> torch.Tensor:
-        with torch.inference_mode():
-            attend = DenseAttend(loaded.attention_shapes)
-            ids = torch.tensor(PROMPT)
-            hidden = loaded.model.forward(ids, torch.arange(len(ids)), attend)
-            return loaded.model.compute_logits(hidden).float()
 
     exact, half, kept = load(dtype="float32"), load(quantization="none"), load()
     twin = load(dtype="float32", quantization="q8_0")
@@ -79,6 +104,6 @@ def test_describing_is_cheap(smollm2_path: Path) -> None:
     assert (spec.num_layers, spec.vocab_size, weight_bytes(spec)) == (
         30,
         49152,
-        242487936,
+        96506496,
     )  # its embedding is Q8_0
     assert best < 0.5

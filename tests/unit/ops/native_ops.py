@@ -17,8 +17,7 @@ from attention_backends import (
     load_library,
 )
 from runtime.ops.native import NativeOps, ops_source
-from runtime.ops.native.linear import KINDS, Panels
-from runtime.ops.native.rates import able_paths
+from runtime.ops.native.linear import Panels
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
 """Relative to the largest expected value: one rounding of bfloat16 is 4e-3."""
@@ -39,7 +38,7 @@ class PathOps(NativeOps):
     wanted: tuple[str, ...] = ()
 
     def linear(self, x: Tensor, panels: Panels, bias: Tensor | None, path: str = "float") -> Tensor:
-        able = able_paths(self.library, KINDS[panels.values.dtype])
+        able = self.of_kind(panels.kind).linear
         path = next((name for name in self.wanted if name in able), path)
         return super().linear(x, panels, bias, path)
 

@@ -72,7 +72,7 @@ static void linears(int64_t n_out, int64_t n_in, bool gated, const Form& form) {
     const int64_t prepared = rows <= 4 ? rows : kPanel + rows + 11;  // _scratch_floats
     auto scratch = make<float>(n_in * (prepared > 8 ? prepared : 8));
     const LinearArgs args = {x.get(),    packed.get(), scales.get(), sums.get(), bias.get(), out.get(),
-                             scratch.get(), rows,      n_in,         outputs,    n_in,       gated};
+                             scratch.get(), rows,      n_in,         outputs,    n_in,       outputs,   gated};
     for (Kernel linear : form.linears)
       if (linear) run(linear, &args);
   }
