@@ -14,6 +14,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools._peer_files import FileRates, file_rows, show_files
+
 PEERS = Path(__file__).parent / "peers"
 MODELS = {
     "stepgraph": "model-hf",
@@ -31,12 +35,15 @@ Rates = dict[str, dict[str, list[float]]]
 
 def main() -> int:
     args = parse_args()
+    if args.files:
+        return compare_files(args)
     systems = [s for s in args.systems if is_there(s, args.dir)]
     rates: Rates = defaultdict(lambda: defaultdict(list))
     for round_number in range(1, args.rounds + 1):
         for system in systems:
             note(f"round {round_number} of {args.rounds}: {system}")
-            for workload, rate in measure(system, args.dir, args.workloads).items():
+            model = args.dir / MODELS[system]
+            for workload, rate in measure(system, args.dir, model, args.workloads).items():
                 rates[workload][system].append(rate)
     medians = {w: {s: statistics.median(r) for s, r in of.items()} for w, of in rates.items()}
     show(medians, systems)
@@ -59,7 +66,36 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="runs of each system (3)")
     parser.add_argument("--systems", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--workloads", nargs="+", default=WORKLOADS, choices=WORKLOADS)
+    parser.add_argument(
+        "--files",
+        nargs="+",
+        type=Path,
+        metavar="F.gguf",
+        help="in place of the peers' own forms: each file by stepgraph and by llama.cpp",
+    )
     return parser.parse_args()
+
+
+def compare_files(args: argparse.Namespace) -> int:
+    """Each file through both; 1 where nothing could be measured."""
+    python = args.dir / "llamacpp" / "bin" / "python"
+    missing = [str(path) for path in (python, *args.files) if not path.exists()]
+    if missing:
+        note(f"there is no {' and no '.join(missing)}")
+        return 2
+    rates: FileRates = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for round_number in range(1, args.rounds + 1):
+        for file in args.files:
+            for system in ("stepgraph", "llamacpp"):
+                note(f"round {round_number} of {args.rounds}: {file.name}, {system}")
+                found = measure(system, args.dir, file.absolute(), args.workloads)
+                for workload, rate in found.items():
+                    rates[file][workload][system].append(rate)
+    rows = list(file_rows(rates))
+    show_files(rows)
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=2) + "\n")
+    return 0 if rows else 1
 
 
 def is_there(system: str, folder: Path) -> bool:
@@ -71,10 +107,10 @@ def is_there(system: str, folder: Path) -> bool:
     return not missing
 
 
-def measure(system: str, folder: Path, workloads: list[str]) -> dict[str, float]:
+def measure(system: str, folder: Path, model: Path, workloads: list[str]) -> dict[str, float]:
     """Output tokens/s of each workload, by one process of the system."""
     python = sys.executable if system == "stepgraph" else folder.absolute() / system / "bin/python"
-    command = [python, PEERS / f"run_{system}.py", folder.absolute() / MODELS[system], *workloads]
+    command = [python, PEERS / f"run_{system}.py", model.absolute(), *workloads]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = {m[1]: float(m[2]) for m in map(LINE.match, done.stdout.splitlines()) if m}
     if done.returncode or set(found) != set(workloads):

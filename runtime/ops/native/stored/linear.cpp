@@ -201,9 +201,8 @@ inline vf levels_of(vu codes) {
 }
 
 inline vf widened_small(const uint8_t* p) {
-  vf values;
-  for (int lane = 0; lane < kLanes; lane++) values[lane] = static_cast<int8_t>(p[lane]);
-  return values;
+  typedef int8_t Small __attribute__((vector_size(kLanes)));
+  return __builtin_convertvector(load_bits<Small>(p), vf);
 }
 
 template <int M>
@@ -226,11 +225,10 @@ struct WidenedPass {
 
   static void add_block(const uint8_t* unit, const uint8_t* block, int part, const float* x, int64_t stride,
                         vf (&sums)[M][2]) {
-    for (int64_t group = 0; group < kGroups; group++) {
-      vu codes[2];
+    for (int64_t sub = 0; sub < kSubs; sub++) {
       vf scales[2], mins[2] = {};
       for (int half = 0; half < 2; half++) {
-        const int64_t output = half * 16 + part * kLanes, sub = group * 4 / Kind::kShared;
+        const int64_t output = half * 16 + part * kLanes;
         scales[half] = load_half(unit + 2 * output);
         if constexpr (kHasMin) mins[half] = load_half(unit + 2 * (kPanel + output)) * float(Kind::kSign);
         if constexpr (Kind::kIsSuper) {
@@ -238,17 +236,29 @@ struct WidenedPass {
           scales[half] *= widened_small(small);
           if constexpr (kHasMin) mins[half] *= widened_small(small + kSubBytes);
         }
-        codes[half] = packed_codes(block, group, half, part);
       }
-      for (int i = 0; i < 4; i++, x += stride) {
-        const vf low = levels_of(codes[0] >> 8 * i & 255u) * scales[0] + mins[0];
-        const vf high = levels_of(codes[1] >> 8 * i & 255u) * scales[1] + mins[1];
+#pragma GCC unroll 8
+      for (int64_t j = 0; j < Kind::kShared / 4; j++, x += 4 * stride) {
+        const int64_t group = sub * (Kind::kShared / 4) + j;
+        add_group(packed_codes(block, group, 0, part), packed_codes(block, group, 1, part), scales, mins, x,
+                  stride, sums);
+      }
+    }
+  }
+
+  // 4 inputs.
+  static inline __attribute__((always_inline)) void add_group(vu low_codes, vu high_codes,
+                                                              const vf (&scales)[2], const vf (&mins)[2],
+                                                              const float* x, int64_t stride,
+                                                              vf (&sums)[M][2]) {
+    for (int i = 0; i < 4; i++, x += stride) {
+      const vf low = levels_of(low_codes >> 8 * i & 255u) * scales[0] + mins[0];
+      const vf high = levels_of(high_codes >> 8 * i & 255u) * scales[1] + mins[1];
 #pragma GCC unroll 4
-        for (int m = 0; m < M; m++) {
-          const vf value = splat(x[m]);
-          sums[m][0] += low * value;
-          sums[m][1] += high * value;
-        }
+      for (int m = 0; m < M; m++) {
+        const vf value = splat(x[m]);
+        sums[m][0] += low * value;
+        sums[m][1] += high * value;
       }
     }
   }
