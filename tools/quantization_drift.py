@@ -3,10 +3,11 @@
 
 usage: quantization_drift.py MODEL [--text FILE] [--window 512] [--json FILE]
 
-MODEL is what model.path takes. Of a GGUF file there is the form q8_0 too: its matrices in Q8_0,
-written for the occasion and kept so. The text (default: the one that the tests carry) is cut into
-windows, each read by itself. perplexity: of the text. argmax: share of positions whose most likely
-token is that of float32. mean |dlogp|: of the text's tokens, against float32.
+MODEL is what model.path takes. Of a GGUF file there are two forms more: stored, its quantised
+matrices multiplied as they are (where the kernels do so, else it is left out), and q8_0, all
+matrices in Q8_0, written for the occasion and kept so. The text (default: the one that the tests
+carry) is cut into windows, each read by itself. perplexity: of the text. argmax: share of positions
+whose most likely token is that of float32. mean |dlogp|: of the text's tokens, against float32.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ FORMS = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16", "quantization": "none"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "stored": {"dtype": "bfloat16", "quantization": "auto"},
     "q8_0": {"dtype": "bfloat16", "quantization": "q8_0"},
 }
 
@@ -63,9 +65,11 @@ def measure(model: str, text: str, window: int = 512) -> dict[str, Drift]:
     drifts: dict[str, Drift] = {}
     reference: tuple[Tensor, Tensor] | None = None
     for name, changes in FORMS.items():
-        if name == "q8_0" and not path.endswith(".gguf"):
+        if name in ("stored", "q8_0") and not path.endswith(".gguf"):
             continue
         loaded = _load_q8_0(path) if name == "q8_0" else _load(path, changes)
+        if name == "stored" and not (loaded.spec.stored or loaded.spec.q8_0):
+            continue
         chosen, logprobs = _read(loaded, ids, window)
         reference = reference or (chosen, logprobs)
         drifts[name] = Drift(

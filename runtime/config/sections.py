@@ -59,9 +59,9 @@ class ModelConfig(Section):
     )
     quantization: Literal["auto", "none", "int8", "q8_0"] = Field(
         "auto",
-        description="auto: what a GGUF file has in Q8_0 stays so where native kernels read it; "
-        "q8_0: everywhere; none: nowhere; int8: projections and a tied embedding cut to 8 bits at "
-        "load, a scale for each output",
+        description="auto: quantised matrices of a GGUF file stay as they are where native kernels "
+        "read them; none: nowhere; q8_0: those in Q8_0, everywhere; int8: projections and a tied "
+        "embedding cut to 8 bits at load, a scale for each output",
     )
     linear_path: Literal["auto", "float", "dot", "tiles", "vnni"] = Field(
         "auto",

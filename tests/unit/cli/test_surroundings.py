@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from runtime.cli.input_lines import read_lines
 
 from runtime.cli import generate
-from runtime.cli.input_lines import read_lines
 from runtime.cli.main import run
 from runtime.cli.work import collect_jobs
 from runtime.config import EngineConfig, load_run_config

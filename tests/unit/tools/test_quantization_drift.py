@@ -22,15 +22,17 @@ def test_drift_is_small(tmp_path: Path, smollm2_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     forms = json.loads(out.read_text())
-    assert list(forms) == ["float32", "bfloat16", "int8", "q8_0"]
-    exact, half, quantized, kept = forms.values()
+    assert list(forms) == ["float32", "bfloat16", "int8", "stored", "q8_0"]
+    exact, half, quantized, stored, kept = forms.values()
     assert exact["argmax_agreement"] == 1.0
     assert half["argmax_agreement"] > 0.95
     assert quantized["argmax_agreement"] > 0.9
     assert kept["argmax_agreement"] > 0.95
     assert kept["mean_logprob_change"] < quantized["mean_logprob_change"]
-    for form in (half, quantized, kept):
+    for form in (half, quantized, stored, kept):
         assert form["perplexity"] == pytest.approx(exact["perplexity"], rel=0.02)
         assert 0 < form["mean_logprob_change"] < 0.15
     assert quantized["weight_bytes"] < 0.51 * half["weight_bytes"]
+    assert stored["argmax_agreement"] > 0.95
+    assert stored["weight_bytes"] < 1.03 * smollm2_path.stat().st_size
     assert kept["weight_bytes"] < 0.54 * half["weight_bytes"]
