@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from runtime.cli.input_lines import read_lines
 
 from runtime.cli import generate
 from runtime.cli.main import run
 from runtime.cli.work import collect_jobs
 from runtime.config import EngineConfig, load_run_config
 from runtime.config.encodings import other_encoding
+from runtime.config.input_lines import read_lines
 from runtime.errors import ConfigError
 from runtime.machine.threads import threads_of
 from tests.builders import write_config
