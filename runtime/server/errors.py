@@ -44,10 +44,13 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(status, message)  # what pickle and copy make it of again
         self.status, self.message = status, message
         self.param, self.code = param, code
         self.headers = dict(headers or {})
+
+    def __str__(self) -> str:
+        return self.message
 
     @property
     def kind(self) -> str:

@@ -17,9 +17,11 @@ import graphs
 import runtime
 from runtime import RuntimeConfig, SamplingParams, StructuredOutput
 from runtime.config.problems import Problem, ProblemsError
+from runtime.server.errors import ApiError
 
 GIVEN = {
     ProblemsError: {"problems": (Problem(("cache", 0), "too small"),)},
+    ApiError: {"status": 400, "message": "wrong", "param": "n", "headers": {"Retry-After": "1"}},
     SamplingParams: {"stop": ["a"], "logit_bias": {1: 2.0}, "structured_output": {"regex": "a+"}},
     StructuredOutput: {"json": {"type": "object"}},
 }
