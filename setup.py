@@ -65,6 +65,7 @@ setup(
             "pytest>=8.3",
             "pytest-xdist>=3.6",
             'triton>=3.2; sys_platform == "linux"',
+            "httpx>=0.27",
             "hypothesis>=6.100",
             "ruff>=0.17.6,<0.18",
             "mypy>=2.4,<3",
